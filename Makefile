@@ -1,0 +1,47 @@
+# kvguard: `make help` lists the targets.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+.DEFAULT_GOAL := help
+.PHONY: help run test check bench lab lab-env lab-test wheel clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(VENV)/.installed: requirements/service.txt requirements/dev.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kvguard needs Python >= 3.11; set PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/service.txt -r requirements/dev.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+run: $(VENV)/.installed ## The service on embedded defaults with simulated traffic, live in the terminal
+	$(BIN)/kvguard demo
+
+test: $(VENV)/.installed ## Unit, contract and service tests (no vLLM needed)
+	$(BIN)/python -m pytest -n auto
+
+check: $(VENV)/.installed ## ruff, mypy --strict, import floors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.installed ## Cost of the hook and speed of ingest, as ratios and counts
+	$(BIN)/python -m benchmarks
+
+lab-env: $(VENV)/.installed ## Build the environment with vLLM (CPU), LMCache and the tiny model (cached outside the tree)
+	$(BIN)/python -m lab env
+
+lab: $(VENV)/.installed ## Real vLLM + LMCache + Redis with a live RTT injector, a mixed load, and the table
+	$(BIN)/python -m lab run
+
+lab-test: $(VENV)/.installed ## Tests on real vLLM (starts and stops everything itself)
+	$(BIN)/python -m lab test
+
+wheel: $(VENV)/.installed ## Build the wheel into dist/
+	$(BIN)/python -m build --wheel --no-isolation
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) dist .mypy_cache .ruff_cache .pytest_cache
