@@ -1,10 +1,10 @@
 """Exceptions of kvguard, for broken set-up and bad input only; a refusal by the guard is a value.
 
-    KVGuardError
-    ├── ConfigError        a setting is missing, unknown or out of range; names the key
-    ├── WireError          a message from another process does not have its shape
-    │   └── TooLarge       it is larger than the receiver accepts
-    └── LedgerError        the state directory cannot be read or written
+KVGuardError
+├── ConfigError        a setting is missing, unknown or out of range; names the key
+├── WireError          a message from another process does not have its shape
+│   └── TooLarge       it is larger than the receiver accepts
+└── LedgerError        the state directory cannot be read or written
 """
 
 

@@ -112,7 +112,7 @@ PROCESS_PID: Final = "process.pid"
 RECORDS_DROPPED: Final = "kvguard.hook.records_dropped"  # resource attribute: records lost so far in that process
 HOOK_ERRORS: Final = "kvguard.hook.errors"  # resource attribute: internal errors so far in that process
 
-# -- Histogram buckets, seconds. SLA bounds (0.2, 0.5, 1, 2, 5, 10) lie on edges. ---------------------------------------
+# -- Histogram buckets, seconds. SLA bounds (0.2, 0.5, 1, 2, 5, 10) lie on edges ---------------------------------------
 FETCH_BUCKETS: Final = (
     1e-5, 2.5e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0,
     60.0,
