@@ -3,7 +3,7 @@
 KVGuardError
 ├── ConfigError        a setting is missing, unknown or out of range; names the key
 ├── WireError          a message from another process does not have its shape
-│   └── TooLarge       it is larger than the receiver accepts
+│   └── TooLargeError  it is larger than the receiver accepts
 └── LedgerError        the state directory cannot be read or written
 """
 
@@ -25,7 +25,7 @@ class WireError(KVGuardError):
     """A message from another process cannot be understood."""
 
 
-class TooLarge(WireError):
+class TooLargeError(WireError):
     """A message is larger than the receiver accepts."""
 
 
