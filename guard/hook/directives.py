@@ -1,0 +1,172 @@
+"""Long-polls the service for this engine's directives and holds them for the gate, as leases.
+
+A directive is applied while its lease runs. Only an answer of the service renews it: 200 with a readable set, or 304.
+Everything else (no service, a stopped one, an error status, garbage, a newer schema) lets the lease run out, and then
+`current` answers None: vLLM behaves as without kvguard. The exception is the operator's: an override with
+`on_lease_expiry: keep` holds for its `ttl_seconds` (None: as long as this process lives), whatever happens.
+
+Acknowledgement: `If-None-Match` names the set that is applied at the moment of the request. It is sent with the next
+poll, which follows at once, and never for a set whose lease has run out.
+"""
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from guard import __version__, semconv
+from guard.errors import WireError
+from guard.hook.config import HookConfig
+from guard.hook.failsafe import Failsafe
+from guard.hook.transport import Backoff, Complaints, HttpTransport, Reply, Transport, Worker
+from guard.wire import Directive, DirectiveSet
+
+WAIT_SECONDS: Final = 5
+"""How long the service may hold a poll; it answers 304 then, which renews the lease."""
+
+READ_MARGIN: Final = 5.0
+BODY_LIMIT: Final = 256 * 1024
+_ETAG_LIMIT: Final = 256
+_QUICK_SECONDS: Final = 0.25
+_QUICK_FREE: Final = 8
+
+_Table = dict[str, tuple[Directive, float]]
+
+
+class Directives:
+    """The directives of one engine. `current` is for engine threads; all else happens on one thread of its own."""
+
+    def __init__(
+        self,
+        config: HookConfig,
+        engine_id: str,
+        backends: Sequence[str],
+        model: str,
+        *,
+        failsafe: Failsafe | None = None,
+        transport: Transport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._engine_id = engine_id
+        query = [("wait", str(WAIT_SECONDS)), ("schema", str(semconv.SCHEMA))]
+        query += [("backend", name) for name in backends]
+        query += [
+            ("model", model),
+            ("hook", __version__),
+            ("instance", config.instance or engine_id.rpartition("/")[0]),
+        ]
+        self._path = f"/v1/directives/{quote(engine_id, safe='/')}?{urlencode(query)}"
+        self._failsafe = failsafe or Failsafe()
+        self._transport = transport or HttpTransport(config)
+        self._clock = clock
+        self._backoff = Backoff(len(config.endpoints), first=0.1, longest=2.0, rng=rng or random.Random())  # noqa: S311
+        self._complaints = Complaints(clock)
+        self._worker = Worker("kvguard-directives", self._run)
+        self._table: _Table = {}  # replaced as a whole, never changed: readers need no lock
+        self._applied: DirectiveSet | None = None
+        self._keep_until: dict[str, float] = {}
+        self._lease_until = float("-inf")
+        self._quick = 0
+
+    def current(self, backend: str) -> Directive | None:
+        """The directive in force for a backend, or None: behave as without kvguard. No lock, no I/O."""
+        entry = self._table.get(backend)
+        return entry[0] if entry is not None and self._clock() < entry[1] else None
+
+    def start(self) -> None:
+        """Starts polling, once per process."""
+        self._worker.start(os.getpid())
+
+    def stop(self, timeout: float = 2.0) -> None:
+        """Stops polling; directives that are in force run out by themselves."""
+        self._worker.signal()
+        self._transport.abort()
+        self._worker.join(os.getpid(), timeout)
+
+    def poll(self) -> float:
+        """Asks once and applies the answer; returns the seconds to wait before the next poll (0: at once)."""
+        began = self._clock()
+        headers = {"Accept": "application/json"}
+        if self._applied is not None and began < self._lease_until:
+            headers["If-None-Match"] = self._applied.etag
+        try:
+            reply = self._transport.send(
+                "GET", self._path, headers=headers, body=None, timeout=WAIT_SECONDS + READ_MARGIN, limit=BODY_LIMIT
+            )
+            self._take(reply, "If-None-Match" in headers)
+        except (OSError, WireError) as error:
+            if self._worker.stopping:
+                return 0.0
+            self._complaints.say(type(error).__name__, "kvguard: no directives: %s", error)
+            self._transport.failover()
+            return self._backoff.failed(None)
+        if reply.status not in (200, 304):
+            self._complaints.say(str(reply.status), "kvguard: directives: the service answered %d", reply.status)
+            self._transport.failover()
+            return self._backoff.failed(reply.retry_after)
+        self._backoff.succeeded()
+        return self._pace(began)
+
+    def _take(self, reply: Reply, tagged: bool) -> None:
+        now = self._clock()
+        if reply.status == 200:
+            applied = _read(reply.body, self._engine_id)
+            self._applied = applied
+            self._keep_until = {item.backend: _keep_until(item, now) for item in applied.directives}
+            self._renew(applied, now)
+        elif reply.status == 304:
+            if self._applied is None or not tagged:
+                raise WireError("the service answered 304 to a question without a tag")
+            self._renew(self._applied, now)
+
+    def _renew(self, applied: DirectiveSet, now: float) -> None:
+        self._table = {
+            item.backend: (item, max(now + item.lease_seconds, self._keep_until[item.backend]))
+            for item in applied.directives
+        }
+        self._lease_until = now + min((item.lease_seconds for item in applied.directives), default=float("inf"))
+
+    def _pace(self, began: float) -> float:
+        """A service that answers at once, again and again, is slowed down; single changes are not."""
+        if self._clock() - began >= _QUICK_SECONDS:
+            self._quick = 0
+            return 0.0
+        self._quick += 1
+        return min(1.0, 0.05 * 2.0 ** (self._quick - _QUICK_FREE)) if self._quick > _QUICK_FREE else 0.0
+
+    def _run(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            try:
+                wait = self.poll()
+            except Exception as error:  # noqa: BLE001  the thread's outermost frame
+                if stop.is_set():
+                    return
+                self._failsafe.record("directives", error)
+                wait = self._backoff.failed(None)
+            if wait > 0.0:
+                stop.wait(wait)
+
+
+def _keep_until(directive: Directive, now: float) -> float:
+    if directive.on_lease_expiry != semconv.LEASE_KEEP:
+        return float("-inf")
+    return float("inf") if directive.ttl_seconds is None else now + directive.ttl_seconds
+
+
+def _read(body: bytes, engine_id: str) -> DirectiveSet:
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError("directives: not JSON") from error
+    found = DirectiveSet.from_json(data)
+    if found.engine_id != engine_id:
+        raise WireError("directives: for another engine")
+    etag = found.etag
+    if not etag or len(etag) > _ETAG_LIMIT or not etag.isascii() or not etag.isprintable():
+        raise WireError("directives: the tag cannot be sent back")
+    return found

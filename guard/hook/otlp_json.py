@@ -1,0 +1,68 @@
+"""Encodes spans as OTLP/JSON text, cheap enough for a thread that shares the GIL with vLLM's engine.
+
+OTLP/JSON (https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding): ids as hex, 64-bit integers as text.
+JSON has no NaN and no infinity, OTLP no None: such an attribute is left out, the rest of its span goes.
+"""
+
+from collections.abc import Mapping
+from json.encoder import encode_basestring_ascii
+from typing import Final
+
+from guard import __version__, semconv
+from guard.wire import Span
+
+TEXT_LIMIT: Final = 1024
+"""Longest text of an attribute, in characters; what is longer is cut."""
+
+TAIL: Final = "]}]}]}"
+"""What stands after the spans."""
+
+_INT64: Final = 1 << 63
+_KEY_CACHE_LIMIT: Final = 512
+_keys: dict[str, str] = {}
+
+
+def encode_span(span: Span) -> str:
+    """One span as an OTLP/JSON object."""
+    attributes = ",".join(filter(None, map(_attribute, span.attributes.items())))
+    parent = f',"parentSpanId":{_text(span.parent_id)}' if span.parent_id else ""
+    status = ',"status":{"code":2}' if span.error else ""
+    return (
+        f'{{"traceId":{_text(span.trace_id)},"spanId":{_text(span.span_id)}{parent},"name":{_text(span.name)},'
+        f'"kind":{span.kind},"startTimeUnixNano":"{max(0, span.start_ns)}","endTimeUnixNano":"{max(0, span.end_ns)}",'
+        f'"attributes":[{attributes}]{status}}}'
+    )
+
+
+def head(resource: Mapping[str, object]) -> str:
+    """What stands before the comma-separated spans in the body of an OTLP export request: one resource, our scope."""
+    attributes = ",".join(filter(None, map(_attribute, resource.items())))
+    return (
+        f'{{"resourceSpans":[{{"resource":{{"attributes":[{attributes}]}},"scopeSpans":[{{"scope":'
+        f'{{"name":"{semconv.SCOPE}","version":"{__version__}"}},"spans":['
+    )
+
+
+def _attribute(item: tuple[str, object]) -> str:
+    key, value = item
+    head = _keys.get(key)
+    if head is None:
+        head = f'{{"key":{_text(key)},"value":{{'
+        if len(_keys) < _KEY_CACHE_LIMIT:
+            _keys[key] = head
+    if isinstance(value, str):
+        return f'{head}"stringValue":{_text(value)}}}}}'
+    if isinstance(value, bool):
+        return f'{head}"boolValue":{"true" if value else "false"}}}}}'
+    if isinstance(value, int):
+        return f'{head}"intValue":"{int(value)}"}}}}' if -_INT64 <= value < _INT64 else ""
+    if isinstance(value, float):
+        # x - x is 0 for every number but NaN for NaN and the infinities.
+        return f'{head}"doubleValue":{float.__repr__(value)}}}}}' if value - value == 0.0 else ""
+    return ""
+
+
+def _text(value: str) -> str:
+    if not value.isascii():  # a lone surrogate is legal here but makes the receiver refuse the whole request
+        value = value.encode("utf-8", "replace").decode()
+    return encode_basestring_ascii(value[:TEXT_LIMIT])
