@@ -1,0 +1,1 @@
+"""What comes in: OTLP traces from hooks, vLLM and LMCache."""

@@ -1,0 +1,208 @@
+"""Decodes OTLP traces from JSON with msgspec structs.
+
+As OTLP/JSON says: ids are hex, 64-bit integers are texts or numbers, unknown keys are ignored. A body whose spans are
+not all of the right types is read a second time, span by span, so that one broken span costs only itself.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from guard import semconv
+from guard.errors import WireError
+from guard.ingest import fields
+from guard.ingest.batch import Batch
+from guard.ingest.fields import KINDS, MAX_FREE_ATTRIBUTES, MAX_TEXT, check
+from guard.wire import AttributeValue, Span
+
+
+class _Value(msgspec.Struct, gc=False, rename="camel"):
+    string_value: str | None = None
+    int_value: int | None = None
+    double_value: float | None = None
+    bool_value: bool | None = None
+
+
+class _Pair(msgspec.Struct, gc=False):
+    key: str = ""
+    value: _Value | None = None
+
+
+class _Status(msgspec.Struct, gc=False):
+    code: int = 0
+
+
+class _Span(msgspec.Struct, gc=False, rename="camel"):
+    trace_id: str = ""
+    span_id: str = ""
+    parent_span_id: str | None = ""
+    name: str = ""
+    kind: int = 0
+    start_time_unix_nano: int = 0
+    end_time_unix_nano: int = 0
+    attributes: list[_Pair] | None = None
+    status: _Status | None = None
+
+
+class _Scope(msgspec.Struct, gc=False):
+    spans: list[_Span] | None = None
+
+
+class _RawScope(msgspec.Struct, gc=False):
+    spans: list[msgspec.Raw] | None = None
+
+
+class _Resource(msgspec.Struct, gc=False):
+    attributes: list[_Pair] | None = None
+
+
+class _ResourceSpans(msgspec.Struct, gc=False, rename="camel"):
+    resource: _Resource | None = None
+    scope_spans: list[_Scope] | None = None
+
+
+class _RawResourceSpans(msgspec.Struct, gc=False, rename="camel"):
+    resource: _Resource | None = None
+    scope_spans: list[_RawScope] | None = None
+
+
+class _Traces(msgspec.Struct, gc=False, rename="camel"):
+    resource_spans: list[_ResourceSpans] | None = None
+
+
+class _RawTraces(msgspec.Struct, gc=False, rename="camel"):
+    resource_spans: list[_RawResourceSpans] | None = None
+
+
+_decode: Final = msgspec.json.Decoder(_Traces, strict=False).decode
+_decode_raw: Final = msgspec.json.Decoder(_RawTraces, strict=False).decode
+_decode_span: Final = msgspec.json.Decoder(_Span, strict=False).decode
+
+
+def decode(body: bytes, batch: Batch, earliest_ns: int, latest_ns: int) -> None:
+    """Reads an `ExportTraceServiceRequest` in JSON into the batch.
+
+    Raises:
+        WireError: the body is not one.
+    """
+    try:
+        traces: Any = _decode(body)
+    except msgspec.ValidationError:
+        traces = _decode_one_by_one(body, batch)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"body is not an OTLP trace request in JSON: {error}") from None
+    for resource_spans in traces.resource_spans or ():
+        spans: list[Span] = []
+        for scope in resource_spans.scope_spans or ():
+            for span in scope.spans or ():
+                batch.received += 1
+                name = span.name
+                if name in fields.OURS or name.startswith(semconv.LMCACHE_SPAN_PREFIX):
+                    _take(span, spans, batch, earliest_ns, latest_ns)
+                elif name:
+                    batch.ignored += 1
+                else:
+                    batch.reject("", "has no name")
+        if spans:
+            batch.groups.append((_resource(resource_spans.resource), spans))
+
+
+def _decode_one_by_one(body: bytes, batch: Batch) -> _Traces:
+    try:
+        raw = _decode_raw(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"body is not an OTLP trace request in JSON: {error}") from None
+    traces = _Traces(resource_spans=[])
+    for resource_spans in raw.resource_spans or ():
+        spans: list[_Span] = []
+        for scope in resource_spans.scope_spans or ():
+            for item in scope.spans or ():
+                try:
+                    spans.append(_decode_span(item))
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    batch.received += 1
+                    batch.reject("", str(error)[:120])
+        (traces.resource_spans or []).append(_ResourceSpans(resource_spans.resource, [_Scope(spans)]))
+    return traces
+
+
+def _take(span: _Span, spans: list[Span], batch: Batch, earliest_ns: int, latest_ns: int) -> None:
+    name, start_ns, end_ns = span.name, span.start_time_unix_nano, span.end_time_unix_nano
+    trace_id, span_id, parent_id = span.trace_id.lower(), span.span_id.lower(), (span.parent_span_id or "").lower()
+    problem = fields.ids_problem(trace_id, span_id, parent_id)
+    if not problem:
+        try:
+            int(trace_id + span_id + parent_id, 16)
+        except ValueError:
+            problem = "has ids that are not hex"
+    if not problem and not earliest_ns <= start_ns <= end_ns <= latest_ns:
+        problem = fields.times_problem(start_ns, end_ns, earliest_ns, latest_ns)
+    attributes: dict[str, AttributeValue] = {}
+    if not problem:
+        read = _read_known if name in fields.OURS else _read_free
+        problem = read(span.attributes or [], attributes)
+    if not problem and name in fields.REQUIRED:
+        problem = fields.missing_problem(name, attributes)
+    if problem:
+        batch.reject(name, problem)
+        return
+    error = span.status is not None and span.status.code == 2
+    spans.append(Span(name, trace_id, span_id, parent_id, start_ns, end_ns, attributes, span.kind, error))
+
+
+def _scalar(value: _Value | None) -> AttributeValue | None:
+    if value is None:
+        return None
+    if value.string_value is not None:
+        return value.string_value
+    if value.int_value is not None:
+        return value.int_value
+    return value.bool_value if value.double_value is None else value.double_value
+
+
+def _read_known(pairs: list[_Pair], attributes: dict[str, AttributeValue]) -> str:
+    kind_of = KINDS.get
+    for pair in pairs:
+        key = pair.key
+        kind = kind_of(key)
+        if kind is None:
+            continue
+        scalar = pair.value
+        value: AttributeValue | None
+        if scalar is None:
+            value = None
+        elif kind == SECONDS and scalar.double_value is not None:
+            value = scalar.double_value
+            if 0.0 <= value <= MAX_SECONDS:
+                attributes[key] = value
+                continue
+        elif kind == COUNT and scalar.int_value is not None:
+            value = scalar.int_value
+            if 0 <= value <= MAX_COUNT:
+                attributes[key] = value
+                continue
+        elif kind == TEXT and scalar.string_value is not None:
+            value = scalar.string_value
+            if len(value) <= MAX_TEXT:
+                attributes[key] = value
+                continue
+        else:
+            value = _scalar(scalar)
+        value, problem = check(key, kind, value)
+        if value is None:
+            return problem
+        attributes[key] = value
+    return ""
+
+
+def _read_free(pairs: list[_Pair], attributes: dict[str, AttributeValue]) -> str:
+    for pair in pairs[:MAX_FREE_ATTRIBUTES]:
+        value = _scalar(pair.value)
+        if value is not None and value == value:
+            attributes[pair.key] = value[:MAX_TEXT] if isinstance(value, str) else value
+    return ""
+
+
+def _resource(resource: _Resource | None) -> dict[str, AttributeValue]:
+    pairs = resource.attributes or [] if resource is not None else []
+    return {pair.key: value for pair in pairs if (value := _scalar(pair.value)) is not None}
