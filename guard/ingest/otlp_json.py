@@ -12,7 +12,17 @@ from guard import semconv
 from guard.errors import WireError
 from guard.ingest import fields
 from guard.ingest.batch import Batch
-from guard.ingest.fields import KINDS, MAX_FREE_ATTRIBUTES, MAX_TEXT, check
+from guard.ingest.fields import (
+    COUNT,
+    KINDS,
+    MAX_COUNT,
+    MAX_FREE_ATTRIBUTES,
+    MAX_SECONDS,
+    MAX_TEXT,
+    SECONDS,
+    TEXT,
+    check,
+)
 from guard.wire import AttributeValue, Span
 
 
