@@ -145,11 +145,12 @@ class Directives:
                 wait = self.poll()
             except Exception as error:  # noqa: BLE001  the thread's outermost frame
                 if stop.is_set():
-                    return
+                    break
                 self._failsafe.record("directives", error)
                 wait = self._backoff.failed(None)
             if wait > 0.0:
                 stop.wait(wait)
+        self._transport.close()
 
 
 def _keep_until(directive: Directive, now: float) -> float:

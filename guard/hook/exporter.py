@@ -140,6 +140,7 @@ class Exporter:
         for _ in range(64):  # the last records, without waiting for a service that does not answer
             if self._guarded_step() > 0.0:
                 break
+        self._transport.close()
 
     def _guarded_step(self) -> float:
         try:

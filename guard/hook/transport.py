@@ -47,6 +47,10 @@ class Transport(Protocol):
         """Turns to the next endpoint."""
         ...
 
+    def close(self) -> None:
+        """Closes the connection; the next request opens one. For the thread that sends."""
+        ...
+
     def abort(self) -> None:
         """Makes a request that is under way on another thread fail now."""
         ...
@@ -105,8 +109,14 @@ class HttpTransport:
 
     def failover(self) -> None:
         """Turns to the next endpoint."""
-        self._close()
+        self.close()
         self._index = (self._index + 1) % len(self._endpoints)
+
+    def close(self) -> None:
+        """Closes the connection; the next request opens one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
 
     def abort(self) -> None:
         """Makes a request that is under way on another thread fail now."""
@@ -122,11 +132,11 @@ class HttpTransport:
         try:
             return self._exchange(method, path, headers, body, timeout, limit)
         except OSError:
-            self._close()
+            self.close()
             raise
         except (http.client.HTTPException, ValueError, AttributeError) as error:
             # Not HTTP; or `abort` took a TLS socket away under the reader, which surfaces as one of the last two.
-            self._close()
+            self.close()
             raise OSError(f"not HTTP that can be read: {type(error).__name__}") from error
 
     def _exchange(
@@ -155,8 +165,9 @@ class HttpTransport:
                 raise TimeoutError("the answer trickles in too slowly")
         if response.length:
             raise ConnectionError("the answer was cut short")
+        response.close()  # the answer, not the connection
         if response.will_close:
-            self._close()
+            self.close()
         return Reply(response.status, b"".join(parts), _retry_after(response.getheader("Retry-After")))
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -170,11 +181,6 @@ class HttpTransport:
             else:
                 self._connection = http.client.HTTPConnection(host, url.port, timeout=CONNECT_TIMEOUT)
         return self._connection
-
-    def _close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
 
 class Backoff:
