@@ -31,8 +31,9 @@ WAIT_SECONDS: Final = 5
 READ_MARGIN: Final = 5.0
 BODY_LIMIT: Final = 256 * 1024
 _ETAG_LIMIT: Final = 256
-_QUICK_SECONDS: Final = 0.25
+_QUICK_SECONDS: Final = 0.05
 _QUICK_FREE: Final = 8
+_QUICK_PAUSE: Final = 0.25
 
 _Table = dict[str, tuple[Directive, float]]
 
@@ -137,7 +138,7 @@ class Directives:
             self._quick = 0
             return 0.0
         self._quick += 1
-        return min(1.0, 0.05 * 2.0 ** (self._quick - _QUICK_FREE)) if self._quick > _QUICK_FREE else 0.0
+        return _QUICK_PAUSE if self._quick > _QUICK_FREE else 0.0
 
     def _run(self, stop: threading.Event) -> None:
         while not stop.is_set():

@@ -5,6 +5,7 @@ serving starts.
 """
 
 import contextlib
+import encodings.idna  # noqa: F401  looking up a host name imports it
 import http.client
 import random
 import socket
