@@ -286,6 +286,7 @@ class RequestRecord:
     server_spans: list[Span] = field(default_factory=list)  # LMCache server's `mp.*`, joined by session id
     output_tokens: int | None = None
     tpot: float | None = None
+    clamped: tuple[str, ...] = ()  # what was out of range as sent and was put right, e.g. hit tokens counted twice
 
     @property
     def miss_latency(self) -> float:
