@@ -28,7 +28,7 @@ from guard.hook.transport import Backoff, Complaints, HttpTransport, Transport, 
 DRAIN_SECONDS: Final = 0.1
 """Longest wait between two looks at the ring."""
 
-SLICE_SPANS: Final = 24
+SLICE_SPANS: Final = 16
 SLICE_SECONDS: Final = 0.0005
 YIELD_SECONDS: Final = 0.0005
 BATCH_RECORDS: Final = 256
