@@ -1,0 +1,129 @@
+"""Puts the HTTP service together: routes, errors, limits, and the tasks that live as long as it does."""
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import httpx2
+from fastapi import FastAPI
+
+from guard import __version__, semconv
+from guard.service import problems
+from guard.service.auth import Tokens
+from guard.service.forward import Forwarder, read_headers
+from guard.service.limits import BodyLimit
+from guard.service.routes import health, offload, requests
+from guard.service.routes.directives import get_directives
+from guard.service.routes.traces import Budget, post_traces
+from guard.service.runtime import Runtime
+
+FORWARD_TIMEOUT: Final = 10.0
+
+
+def create_app(runtime: Runtime, tokens: Tokens) -> FastAPI:
+    """The ASGI application over `runtime`, which it runs and closes."""
+    app = FastAPI(
+        title="kvguard", version=__version__, lifespan=_lifespan, redoc_url=None,
+        description="Sees, explains and guards remote KV-cache offloading in vLLM.",
+        responses={"default": {"description": "RFC 9457 problem", "content": {problems.MEDIA_TYPE: {}}}},
+    )  # fmt: skip
+    app.state.runtime = runtime
+    app.state.tokens = tokens
+    app.state.budget = Budget(runtime.settings.max_inflight_bytes)
+    # Plain Starlette routes: thousands of hooks poll, and a framework route costs three times as much.
+    app.add_route("/v1/traces", post_traces, methods=["POST"])
+    app.add_route("/v1/directives/{engine_id:path}", get_directives, methods=["GET"])
+    for router in (offload.router, requests.router, health.router):
+        app.include_router(router)
+    problems.install(app)
+    settings = runtime.settings
+    app.add_middleware(BodyLimit, traces_bytes=settings.max_body_bytes, seconds=settings.body_timeout_seconds)
+    _document(app)
+    return app
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    runtime: Runtime = app.state.runtime
+    settings = runtime.settings
+    gc.freeze()  # what start-up made lives for ever: the collector need not look at it
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(runtime.switches.close)
+        tasks = [asyncio.create_task(runtime.run(), name="tick")]
+        if settings.forward_endpoint:
+            client = await stack.enter_async_context(httpx2.AsyncClient(timeout=FORWARD_TIMEOUT))
+            runtime.forwarder = Forwarder(
+                client,
+                settings.forward_endpoint,
+                count=lambda outcome, spans: runtime.telemetry.count(semconv.FORWARD_SPANS, outcome, by=spans),
+                headers=read_headers(settings.forward_headers_file) if settings.forward_headers_file else None,
+                ratio=settings.forward_ratio,
+                queue_bytes=settings.forward_queue_bytes,
+            )
+            tasks.append(asyncio.create_task(runtime.forwarder.run(), name="forward"))
+        try:
+            yield
+        finally:
+            runtime.registry.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _document(app: FastAPI) -> None:
+    """Adds the two plain routes to the OpenAPI document."""
+    original = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = original()
+        document["paths"].update(_PLAIN)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _query(name: str, kind: str, text: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": kind}}
+
+
+_PROBLEM: Final = {"description": "RFC 9457 problem", "content": {problems.MEDIA_TYPE: {}}}
+_PLAIN: Final[dict[str, Any]] = {
+    "/v1/traces": {
+        "post": {
+            "tags": ["ingest"],
+            "summary": "OTLP/HTTP traces",
+            "description": "ExportTraceServiceRequest, protobuf or JSON; plain, gzip or deflate. Needs scope ingest.",
+            "operationId": "post_traces",
+            "requestBody": {"required": True, "content": {"application/x-protobuf": {}, "application/json": {}}},
+            "responses": {
+                "200": {"description": "ExportTraceServiceResponse; partial success tells of rejected spans"},
+                **dict.fromkeys(("400", "401", "403", "408", "413", "415", "429", "503"), _PROBLEM),
+            },
+        }
+    },
+    "/v1/directives/{engine_id}": {
+        "get": {
+            "tags": ["directives"],
+            "summary": "Long poll of a hook",
+            "description": "If-None-Match is the tag of the set that the hook has applied: it acknowledges that set,"
+            " and the answer waits until another is in force. Registers the engine. Needs scope ingest.",
+            "operationId": "get_directives",
+            "parameters": [
+                {"name": "engine_id", "in": "path", "required": True, "schema": {"type": "string"}},
+                _query("wait", "number", "longest wait, seconds; at most 5"),
+                _query("schema", "integer", "newest directive schema that the hook reads"),
+                _query("backend", "string", "repeated: the backends of the engine"),
+                _query("model", "string", "name of the model"),
+                _query("hook", "string", "version of the hook"),
+                _query("instance", "string", "vLLM's scrape address"),
+            ],
+            "responses": {
+                "200": {"description": "DirectiveSet with ETag", "content": {"application/json": {}}},
+                "304": {"description": "nothing new; renews the lease"},
+                **dict.fromkeys(("400", "401", "403", "503"), _PROBLEM),
+            },
+        }
+    },
+}

@@ -1,0 +1,75 @@
+"""Health, metrics and the page that says where things are."""
+
+import asyncio
+
+from fastapi import APIRouter, Depends, Request, Response
+from prometheus_client.exposition import choose_encoder
+from starlette.responses import HTMLResponse, PlainTextResponse
+
+from guard import __version__
+from guard.service.auth import require
+from guard.service.runtime import TICK_SECONDS, Runtime
+
+router = APIRouter(tags=["health"])
+
+LATE_SECONDS = max(3 * TICK_SECONDS, 5.0)
+"""A loop that has not ticked for so long is stuck; a busy one is not."""
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>kvguard</title></head><body>
+<h1>kvguard {version}</h1>
+<p>Sees, explains and guards remote KV-cache offloading in vLLM.</p>
+<ul>
+<li><a href="v1/offload">v1/offload</a>: what is asked of every engine and backend; PUT v1/offload/fleet switches</li>
+<li><a href="v1/offload/history">v1/offload/history</a>: who switched what, when and why</li>
+<li><a href="v1/correlation">v1/correlation</a>: miss latency against time to first token</li>
+<li>v1/requests/ID: one request explained</li>
+<li><a href="metrics">metrics</a>, <a href="livez?verbose">livez</a>, <a href="readyz?verbose">readyz</a></li>
+<li><a href="docs">docs</a>, <a href="openapi.json">openapi.json</a>: the whole API</li>
+</ul></body></html>
+"""
+
+
+@router.get("/livez", response_class=PlainTextResponse)
+async def livez(request: Request) -> Response:
+    """200 while the process answers and its loop ticks."""
+    return _health(request, {"loop": _loop_problem(request)})
+
+
+@router.get("/readyz", response_class=PlainTextResponse)
+async def readyz(request: Request) -> Response:
+    """200 when spans and polls are served. A ledger that cannot be written does not make it 503: hooks need us."""
+    runtime: Runtime = request.app.state.runtime
+    return _health(request, {"loop": _loop_problem(request)}, {"ledger": runtime.switches.problem})
+
+
+@router.get("/metrics", dependencies=[Depends(require("read"))])
+async def metrics(request: Request) -> Response:
+    """Prometheus or OpenMetrics text."""
+    runtime: Runtime = request.app.state.runtime
+    encoder, content_type = choose_encoder(request.headers.get("accept", ""))
+    body = await asyncio.to_thread(encoder, runtime.telemetry.registry)
+    return Response(body, headers={"Content-Type": content_type})
+
+
+@router.get("/", include_in_schema=False)
+async def index() -> Response:
+    """Where things are."""
+    return HTMLResponse(_PAGE.format(version=__version__))
+
+
+def _loop_problem(request: Request) -> str:
+    runtime: Runtime = request.app.state.runtime
+    age = runtime.clock.monotonic() - runtime.ticked[0]
+    return f"no tick for {age:.1f} s" if age > LATE_SECONDS else ""
+
+
+def _health(request: Request, checks: dict[str, str], warnings: dict[str, str] | None = None) -> Response:
+    failed = any(checks.values())
+    lines = []
+    if "verbose" in request.query_params or failed:
+        lines = [f"[-]{name} failed: {problem}" if problem else f"[+]{name} ok" for name, problem in checks.items()]
+        for name, problem in (warnings or {}).items():
+            lines.append(f"[!]{name} degraded: {problem}" if problem else f"[+]{name} ok")
+    lines.append("failed" if failed else "ok")
+    return PlainTextResponse("\n".join(lines) + "\n", 503 if failed else 200)

@@ -1,0 +1,132 @@
+"""The one place where the stages meet: receive -> join -> publish. Everything here runs in the event loop.
+
+Estimating and deciding will stand between join and publish; until the controller exists `auto` means `on`.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from guard import semconv
+from guard.correlate.join import Joiner
+from guard.correlate.window import Window
+from guard.history.ledger import Ledger
+from guard.ingest import otlp
+from guard.ingest.body import Limits
+from guard.metrics import Telemetry
+from guard.semconv import Metric
+from guard.service.directives import Clock, Registry
+from guard.service.forward import Export, Forwarder
+from guard.service.offload import Overrides
+from guard.service.switches import Switches
+from guard.settings import Settings
+from guard.wire import AttributeValue
+
+TICK_SECONDS: Final = 0.25
+_SWEEP_TICKS: Final = 240  # look once a minute for what has aged out
+
+log = structlog.get_logger("guard.service.runtime")
+
+
+class Runtime:
+    """The service without HTTP."""
+
+    def __init__(self, settings: Settings, ledger: Ledger, clock: Clock) -> None:
+        self.settings = settings
+        self.clock = clock
+        overrides = Overrides(ledger.overrides())
+        self.registry = Registry(
+            overrides, clock, max_engines=settings.max_engines, retention_seconds=settings.engine_retention_seconds
+        )
+        self.switches = Switches(ledger, overrides, clock, self.registry.publish)
+        self.joiner = Joiner(lateness_seconds=settings.join_hold_seconds)
+        self.window = Window(settings.window_requests)
+        self.telemetry = Telemetry(clock.monotonic, self._gauges)
+        self.forwarder: Forwarder | None = None
+        self.ticked = (clock.monotonic(), clock.wall())
+        self._limits = Limits(max_body=settings.max_body_bytes, max_decompressed=settings.max_decoded_bytes)
+        self._decoding = asyncio.Lock()
+        self._ticks = 0
+
+    async def receive(self, export: Export, *, big: bool, forward: bool) -> otlp.Batch:
+        """Decodes an OTLP request and hands its spans to the join; a big one does not hold up the event loop.
+
+        Raises:
+            WireError: the request is broken or larger than the limits.
+        """
+        if big:
+            async with self._decoding:  # one at a time: unpacked they take much memory, and threads gain no speed
+                batch = await asyncio.to_thread(self._decode, export)
+        else:
+            batch = self._decode(export)
+        now_ns = self._now_ns()
+        for resource, spans in batch.groups:
+            self._hook_totals(resource)
+            self.joiner.add(resource, spans, now_ns)
+        count = self.telemetry.count
+        count(semconv.INGEST_SPANS, "accepted", by=batch.accepted)
+        count(semconv.INGEST_SPANS, "rejected", by=batch.rejected)
+        count(semconv.INGEST_SPANS, "ignored", by=batch.ignored)
+        if self.forwarder and forward and batch.received:
+            self.forwarder.offer(export._replace(spans=batch.received))
+        return batch
+
+    def tick(self) -> None:
+        """One turn of the loop: join what is complete, count it, publish what changed."""
+        for record in self.joiner.advance(self._now_ns()):
+            self.window.add(record)
+            self.telemetry.observe(record)
+        for kind, orphans in self.joiner.counts.orphans.items():
+            self.telemetry.set_total(semconv.INGEST_ORPHANS, kind, value=orphans)
+        self.switches.expire()  # publishes when something ran out
+        self._ticks += 1
+        if self._ticks % _SWEEP_TICKS == 0:
+            self.registry.forget_silent()
+            self.telemetry.forget_idle()
+        self.ticked = (self.clock.monotonic(), self.clock.wall())
+
+    async def run(self) -> None:
+        """Ticks until cancelled; an error costs one tick."""
+        while True:
+            try:
+                self.tick()
+            except Exception:  # the loop's outermost frame
+                log.exception("tick_failed")
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _decode(self, export: Export) -> otlp.Batch:
+        return otlp.decode(
+            export.body,
+            content_type=export.content_type,
+            content_encoding=export.content_encoding,
+            limits=self._limits,
+            now_ns=self._now_ns(),
+        )
+
+    def _now_ns(self) -> int:
+        return int(self.clock.wall() * 1e9)
+
+    def _hook_totals(self, resource: Mapping[str, AttributeValue]) -> None:
+        process = tuple(str(resource.get(name, "")) for name in _PROCESS)
+        engine_id = str(resource.get(semconv.ENGINE_ID) or resource.get(semconv.SERVICE_INSTANCE_ID) or "unknown")
+        self.telemetry.hook_totals(engine_id, process, resource)
+
+    def _gauges(self) -> Iterator[tuple[Metric, Sequence[str], float]]:
+        now = self.clock.wall()
+        for engine in list(self.registry.engines.values()):  # scraped on a thread
+            poll = engine.poll
+            instance, _, rank = poll.engine_id.rpartition("/")
+            yield semconv.ENGINE_INFO, (poll.engine_id, poll.instance or instance, rank, poll.model), 1.0
+            yield semconv.DIRECTIVE_AGE, (poll.engine_id,), self.registry.age(engine)
+            for backend in poll.backends:
+                override = self.switches.overrides.resolve(poll.engine_id, poll.model, backend, now)
+                asked = override.mode if override else semconv.MODE_AUTO
+                for mode in semconv.MODES:
+                    yield semconv.OFFLOAD_MODE, (poll.model, poll.engine_id, backend, mode), float(mode == asked)
+        yield semconv.JOIN_PENDING, (), float(self.joiner.pending)
+        yield semconv.LOOP_LAST_RUN, (), self.ticked[1]
+
+
+_PROCESS: Final = (semconv.HOST_NAME, semconv.SERVICE_INSTANCE_ID, semconv.PROCESS_PID)
