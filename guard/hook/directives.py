@@ -94,7 +94,7 @@ class Directives:
         began = self._clock()
         headers = {"Accept": "application/json"}
         if self._applied is not None and began < self._lease_until:
-            headers["If-None-Match"] = self._applied.etag
+            headers["If-None-Match"] = _quoted(self._applied.etag)
         try:
             reply = self._transport.send(
                 "GET", self._path, headers=headers, body=None, timeout=WAIT_SECONDS + READ_MARGIN, limit=BODY_LIMIT
@@ -158,6 +158,11 @@ def _keep_until(directive: Directive, now: float) -> float:
     if directive.on_lease_expiry != semconv.LEASE_KEEP:
         return float("-inf")
     return float("inf") if directive.ttl_seconds is None else now + directive.ttl_seconds
+
+
+def _quoted(tag: str) -> str:
+    """The tag as HTTP wants it."""
+    return tag if tag.startswith(('"', 'W/"')) else f'"{tag}"'
 
 
 def _read(body: bytes, engine_id: str) -> DirectiveSet:

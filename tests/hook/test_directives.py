@@ -107,6 +107,13 @@ def test_an_answer_is_applied_and_acknowledged_at_once(bench: Bench):
     assert bench.transport.tags == [None, '"e1"', '"e2"']
 
 
+@pytest.mark.parametrize(("tag", "sent"), [("abc", '"abc"'), ('"abc"', '"abc"'), ('W/"abc"', 'W/"abc"')])
+def test_the_tag_is_quoted_for_http(tag: str, sent: str, bench: Bench):
+    bench.poll(answer(directive("off"), etag=tag))
+    bench.poll(RENEWED)
+    assert bench.transport.tags == [None, sent]
+
+
 def test_the_lease_runs_out_on_the_second(bench: Bench):
     bench.poll(answer(directive("off", lease_seconds=15.0)))
     bench.clock.advance(14.999)
