@@ -52,6 +52,7 @@ class Settings(BaseSettings):
     )
     body_timeout_seconds: float = Field(30.0, gt=0, le=600, description="Longest time a client may take for a body.")
     window_requests: int = Field(20_000, ge=100, le=5_000_000, description="Joined requests kept in memory.")
+    window_seconds: float = Field(600.0, ge=10, le=86_400, description="How long a joined request stays there.")
     join_hold_seconds: float = Field(10.0, ge=0, le=600, description="How long a request waits for late spans.")
     max_engines: int = Field(10_000, ge=1, le=100_000, description="Engines kept in the registry.")
     engine_retention_seconds: float = Field(86_400.0, ge=60, description="A silent engine is forgotten after this.")

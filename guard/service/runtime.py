@@ -42,7 +42,7 @@ class Runtime:
         )
         self.switches = Switches(ledger, overrides, clock, self.registry.publish)
         self.joiner = Joiner(lateness_seconds=settings.join_hold_seconds)
-        self.window = Window(settings.window_requests)
+        self.window = Window(settings.window_requests, settings.window_seconds)
         self.telemetry = Telemetry(clock.monotonic, self._gauges)
         self.forwarder: Forwarder | None = None
         self.ticked = (clock.monotonic(), clock.wall())
@@ -75,9 +75,13 @@ class Runtime:
 
     def tick(self) -> None:
         """One turn of the loop: join what is complete, count it, publish what changed."""
-        for record in self.joiner.advance(self._now_ns()):
-            self.window.add(record)
+        now_ns = self._now_ns()
+        for record in self.joiner.advance(now_ns):
+            self.window.add(record, now_ns)
             self.telemetry.observe(record)
+        for record in self.joiner.amended:
+            self.window.amend(record)
+        self.window.expire(now_ns)
         for kind, orphans in self.joiner.counts.orphans.items():
             self.telemetry.set_total(semconv.INGEST_ORPHANS, kind, value=orphans)
         self.switches.expire()  # publishes when something ran out
