@@ -1,0 +1,94 @@
+"""The lab's command line."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from lab import env, netns
+from lab.config import CONNECTORS, INJECTORS
+from lab.errors import LabError
+from lab.injector.control import Injector
+
+CURRENT = Path("/tmp/kvguard-lab-current")  # noqa: S108 - a symbolic link of the user's own, replaced at every run
+"""Names the newest run's directory, so that `lab injector` and `lab exec` find it."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one subcommand; returns the exit code: 0 done, 1 failed, 2 wrong usage."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="python -m lab", description="Real vLLM, LMCache and Redis with a slow link.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("env", help="build what the lab runs on")
+    run = commands.add_parser("run", help="start everything, drive a mixed load, print the table, stop everything")
+    run.add_argument("--connector", choices=[name for name in CONNECTORS if name != "none"], default="lmcache-mp")
+    run.add_argument("--injector", choices=[kind for kind in INJECTORS if kind != "none"], default="auto")
+    run.add_argument("--rtts", default="0,1,5,20", help="added round-trip times in milliseconds (default %(default)s)")
+    run.add_argument("--quick", action="store_true", help="fewer and shorter prompts")
+    run.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
+    test = commands.add_parser("test", help="pytest on tests/lab; further arguments go to pytest")
+    test.add_argument("pytest_arguments", nargs=argparse.REMAINDER)
+    inject = commands.add_parser("injector", help="one command to the running lab's injector: rtt 5000, bw 1000, stats")
+    inject.add_argument("--commands", action="store_true", help="to the command proxy instead: delay GET 2000")
+    inject.add_argument("words", nargs="+")
+    inside = commands.add_parser("exec", help="a command inside the running lab's network namespace")
+    inside.add_argument("words", nargs=argparse.REMAINDER)
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "test":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        return _dispatch(options, arguments, rest)
+    except LabError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("lab: interrupted; everything is stopped", file=sys.stderr)
+        return 130
+
+
+def _dispatch(options: argparse.Namespace, arguments: list[str], rest: list[str]) -> int:
+    match options.command:
+        case "env":
+            built = env.build()
+            print(f"vLLM environment: {built.vllm}\nmodel: {built.model}\ncollector: {built.rotel}")
+        case "run":
+            built = env.build()
+            _enter_namespace(options, arguments)
+            from lab.run import run
+
+            run(options, built, CURRENT)
+        case "test":
+            env.build()
+            _enter_namespace(options, arguments)
+            os.environ["KVGUARD_LAB"] = "1"
+            import pytest
+
+            return int(pytest.main([str(env.ROOT / "tests/lab"), "-m", "lab", *rest, *options.pytest_arguments]))
+        case "injector":
+            name = "commands.sock" if options.commands else None
+            control = Injector(_control(name))
+            for key, value in control.send(" ".join(options.words)).items():
+                print(f"{key}={value}")
+        case "exec":
+            pid = (CURRENT / "pid").read_text().strip() if (CURRENT / "pid").exists() else None
+            if pid is None or not Path(f"/proc/{pid}").exists():
+                raise LabError("no lab is running (python -m lab run --keep)")
+            words = options.words[1:] if options.words[:1] == ["--"] else options.words
+            os.execvp("nsenter", ["nsenter", f"--net=/proc/{pid}/ns/net", *words])  # noqa: S606 - takes our place
+    return 0
+
+
+def _enter_namespace(options: argparse.Namespace, arguments: list[str]) -> None:
+    """Goes on inside the lab's namespace; where that cannot be, says why and goes on without."""
+    if netns.inside() or getattr(options, "injector", "auto") == "proxy":
+        return
+    why = netns.enter(arguments)
+    print(f"lab: no network namespace here ({why}); using loopback and the TCP proxy", file=sys.stderr)
+
+
+def _control(name: str | None) -> Path:
+    candidates = [name] if name else ["tundelay.sock", "link.sock"]
+    for candidate in candidates:
+        if (CURRENT / candidate).exists():
+            return CURRENT / candidate
+    raise LabError("no lab is running with such an injector (python -m lab run --keep)")
