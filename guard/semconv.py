@@ -12,6 +12,9 @@ SCHEMA: Final = 1
 SCOPE: Final = "kvguard"
 """Instrumentation scope name of the hook's spans."""
 
+DEFAULT_PORT: Final = 8420
+"""Port of the service; not in common use beside vLLM (8000), OTLP (4317, 4318), Vault and Elastic APM (8200)."""
+
 # -- Spans ------------------------------------------------------------------------------------------------------------
 SPAN_REQUEST: Final = "kvguard.request"
 SPAN_LOOKUP: Final = "kvguard.kv.lookup"
@@ -75,6 +78,7 @@ OPERATION: Final = "kvguard.operation"
 KEYS: Final = "kvguard.keys"
 TPOT: Final = "kvguard.tpot"
 HANDOFF: Final = "kvguard.handoff"  # true where the load is a prefill/decode transfer: traced, never declined
+SAMPLED: Final = "kvguard.sampled"  # false where the caller's trace is not sampled: not to be forwarded
 SIMULATED: Final = "kvguard.simulated"  # true where the span comes from the built-in traffic source
 
 TIME_PARTS: Final = (TIME_INTAKE, TIME_QUEUE, TIME_LOOKUP, TIME_SLOT, TIME_FETCH, TIME_RESUME, TIME_PREFILL)

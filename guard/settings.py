@@ -17,10 +17,9 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from guard.errors import ConfigError
+from guard.semconv import DEFAULT_PORT
 
 ENV_PREFIX: Final = "KVGUARD_SERVE_"
-DEFAULT_PORT: Final = 8420
-"""Not in common use beside vLLM (8000), OTLP (4317, 4318), Vault and Elastic APM (8200), Prometheus (9090)."""
 
 Source = Literal["default", "file", "environment", "flag"]
 _MIB: Final = 1 << 20

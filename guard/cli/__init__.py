@@ -1,0 +1,16 @@
+"""The `kvguard` command. Heavy imports happen inside the commands, so that it starts fast."""
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line: status 0 done, 1 it failed, 2 wrong usage or settings."""
+    try:
+        from guard.cli.app import app
+    except ImportError as error:
+        sys.stderr.write(f"kvguard: {error.name} is missing: pip install 'kvguard[service]'\n")
+        sys.exit(1)
+    app(prog_name="kvguard")
+
+
+__all__ = ["main"]

@@ -1,0 +1,5 @@
+"""`kvguard demo`."""
+
+
+def run(port: int, duration: float | None) -> None:
+    """Runs it."""

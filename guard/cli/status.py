@@ -1,0 +1,60 @@
+"""`kvguard status`."""
+
+from typing import Any
+
+from guard.cli.client import Client
+from guard.cli.show import at, console, dump, left, ratio, seconds, table
+
+ENGINE_COLUMNS = (
+    "engine", "backend", "mode", "from", "state", "hook", "poll age>", "req/s>", "hits>", "TTFT p50>", "TTFT p95>",
+    "miss p50>", "RTT p50>", "why",
+)  # fmt: skip
+
+
+def show(client: Client, *, as_json: bool) -> None:
+    """Prints the switches in force and a row per engine and backend."""
+    offload = client.get("/v1/offload")
+    traffic = client.get("/v1/correlation", {"since_seconds": 60})
+    if as_json:
+        dump({**offload, "traffic": traffic["engines"]})
+        return
+    out = console()
+    out.print(f"kvguard at {client.endpoint}; without a switch the mode is {offload['default_mode']}")
+    if offload["overrides"]:
+        rows = [
+            (item["scope"], item["mode"], "yes" if item["stores"] else "no", left(item["ttl_seconds"]),
+             at(item["since"]), item["who"], item["reason"])
+            for item in offload["overrides"]
+        ]  # fmt: skip
+        out.print(table(("scope", "mode", "stores", "time left", "since", "who", "why"), rows, title="Switches"))
+    if offload["engines"]:
+        out.print(table(ENGINE_COLUMNS, engine_rows(offload, traffic), title="Engines, last 60 s"))
+    else:
+        out.print("No engine has polled yet. Set KVGUARD_ENDPOINT in vLLM's environment.")
+
+
+def engine_rows(offload: dict[str, Any], traffic: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """The rows of the engine table: what is asked of each, and what its traffic is like."""
+    measured = {(row["engine_id"], row["backend"]): row for row in traffic["engines"]}
+    rows = []
+    for row in offload["engines"]:
+        seen = measured.get((row["engine_id"], row["backend"]))
+        hook = "silent" if row["silent"] else "acknowledged" if row["acknowledged"] else "pending"
+        rows.append(
+            (row["engine_id"], row["backend"], row["mode"], row["scope"] or "default", row["state"], hook,
+             seconds(row["last_poll_age_seconds"]), *_traffic(seen), row["reason"])
+        )  # fmt: skip
+    return rows
+
+
+def _traffic(seen: dict[str, Any] | None) -> tuple[str, ...]:
+    if seen is None:
+        return ("-",) * 6
+    return (
+        f"{seen['requests_per_second']:.1f}",
+        ratio(seen["hit_share"]),
+        seconds(seen["ttft"]["p50"]),
+        seconds(seen["ttft"]["p95"]),
+        seconds(seen["miss_latency"]["p50"]),
+        seconds(seen["network_rtt"]["p50"]),
+    )
