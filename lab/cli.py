@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,8 +11,8 @@ from lab.config import CONNECTORS, INJECTORS
 from lab.errors import LabError
 from lab.injector.control import Injector
 
-CURRENT = Path("/tmp/kvguard-lab-current")  # noqa: S108 - a symbolic link of the user's own, replaced at every run
-"""Names the newest run's directory, so that `lab injector` and `lab exec` find it."""
+CURRENT = env.cache_dir() / "current"
+"""Link to the newest run's directory, by which `lab injector` and `lab exec` find it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -23,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     run = commands.add_parser("run", help="start everything, drive a mixed load, print the table, stop everything")
     run.add_argument("--connector", choices=[name for name in CONNECTORS if name != "none"], default="lmcache-mp")
     run.add_argument("--injector", choices=[kind for kind in INJECTORS if kind != "none"], default="auto")
-    run.add_argument("--rtts", default="0,1,5,20", help="added round-trip times in milliseconds (default %(default)s)")
+    run.add_argument("--rtts", default="0,1,5,20,50", help="added round-trip times, ms (default %(default)s)")
     run.add_argument("--quick", action="store_true", help="fewer and shorter prompts")
     run.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
     test = commands.add_parser("test", help="pytest on tests/lab; further arguments go to pytest")
@@ -36,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "test":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         return _dispatch(options, arguments, rest)
     except LabError as error:
@@ -76,6 +78,10 @@ def _dispatch(options: argparse.Namespace, arguments: list[str], rest: list[str]
             words = options.words[1:] if options.words[:1] == ["--"] else options.words
             os.execvp("nsenter", ["nsenter", f"--net=/proc/{pid}/ns/net", *words])  # noqa: S606 - takes our place
     return 0
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _enter_namespace(options: argparse.Namespace, arguments: list[str]) -> None:

@@ -39,10 +39,13 @@ class Service:
             raise LabError(f"GET {path}: {status} {answer}")
         return answer
 
-    def switch(self, mode: str, *, scope: str = "fleet", **fields: Any) -> Any:
-        """Sets a mode for a scope: `switch("off")`; more fields: stores, ttl_seconds, on_lease_expiry, reason."""
-        path = "/v1/offload/" + urllib.parse.quote(scope, safe="/:")
-        status, answer = self.call("PUT", path, {"mode": mode, **fields})
+    def switch(self, mode: str, *, scope: str = "fleet", wait: float = 0.0, **fields: Any) -> Any:
+        """Sets a mode for a scope and waits up to `wait` seconds until every hook applied it.
+
+        The answer says which did (`acknowledged`) and which did not (`pending`). More fields: stores, ttl_seconds, on_lease_expiry, reason.
+        """
+        path = "/v1/offload/" + urllib.parse.quote(scope, safe="/:") + f"?wait={wait:g}"
+        status, answer = self.call("PUT", path, {"mode": mode, **fields}, timeout=wait + 10.0)
         if status not in (200, 201):
             raise LabError(f"PUT {path}: {status} {answer}")
         return answer
@@ -55,7 +58,7 @@ class Service:
             raise LabError(f"DELETE {path}: {status} {answer}")
 
     def request(self, request_id: str, timeout: float = 15.0) -> dict[str, Any]:
-        """The joined record of one request, by vLLM's external id; waits until the service has it.
+        """The joined record of one request with one choice, by vLLM's external id; waits until the service has it.
 
         Raises:
             LabError: it has not come after `timeout` seconds.
@@ -65,7 +68,7 @@ class Service:
         while True:
             status, answer = self.call("GET", path)
             if status == 200:
-                return answer
+                return answer["requests"][0]
             if time.monotonic() > deadline:
                 raise LabError(f"the service has no record of {request_id} after {timeout:g} s ({status} {answer})")
             time.sleep(0.1)

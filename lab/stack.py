@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -41,9 +42,15 @@ class Stack:
     """
 
     def __init__(
-        self, config: StackConfig, env: LabEnv, *, run_dir: Path | None = None, keep_logs: bool = False
+        self,
+        config: StackConfig,
+        env: LabEnv,
+        *,
+        run_dir: Path | None = None,
+        keep_logs: bool = False,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.config, self.env = config, env
+        self.config, self.env, self._say = config, env, say
         self.run_dir = run_dir or Path(tempfile.mkdtemp(prefix="kvlab-"))
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._remove = run_dir is None and not keep_logs
@@ -75,6 +82,7 @@ class Stack:
             shutil.rmtree(self.run_dir, ignore_errors=True)
 
     def _run(self, process: Process) -> Process:
+        self._say(f"starting {process.name}")
         return self._exit.enter_context(process)
 
     def _start(self) -> None:

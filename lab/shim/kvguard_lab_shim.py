@@ -5,29 +5,59 @@ cache is a list with one tensor per layer, [blocks, heads, block size, 2 x head 
 axis; an LMCache chunk is one tensor [2 (K, V), layers, tokens, heads x head size].
 """
 
+import importlib.abc
+import importlib.machinery
 import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
+
+TARGET = "lmcache.v1.gpu_connector"
 
 
 def register() -> None:
-    """Replaces LMCache's factory of GPU connectors by one that also knows the CPU."""
-    if os.environ.get("LAB_LMCACHE_CPU") != "1":
-        return
+    """Arranges that LMCache's factory of GPU connectors also knows the CPU, once LMCache is imported.
+
+    LMCache must not be imported here: vLLM 0.32 then fails at start, as it looks through all loaded modules for Triton
+    kernels and trips over one of LMCache's.
+    """
+    if os.environ.get("LAB_LMCACHE_CPU") == "1" and not any(isinstance(item, _Finder) for item in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the target module as Python would, and patches it right after it was executed."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != TARGET:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def execute_and_patch(module: ModuleType) -> None:
+            execute(module)
+            _patch(module)
+
+        spec.loader.exec_module = execute_and_patch
+        return spec
+
+
+def _patch(gpu_connector: ModuleType) -> None:
     from lmcache import torch_device_type
     from lmcache.utils import EngineType
-    from lmcache.v1 import gpu_connector
 
-    original = gpu_connector.CreateGPUConnector
-    if getattr(original, "kvguard_lab", False):
-        return
-    connector = _make_class()
+    original, connector = gpu_connector.CreateGPUConnector, _make_class()
 
     def create(config: Any, metadata: Any, engine: Any, layout_hints: Any = None) -> Any:
         if torch_device_type == "cpu" and engine == EngineType.VLLM:
             return connector(metadata)
         return original(config, metadata, engine, layout_hints)
 
-    create.kvguard_lab = True
     gpu_connector.CreateGPUConnector = create
 
 
