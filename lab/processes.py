@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +18,10 @@ from lab.errors import LabError
 
 STOP_SECONDS = 15.0
 """How long a process may take to end after SIGTERM before its group gets SIGKILL."""
+
+
+CAUSE = re.compile(r"\b\w*(Error|Exception): ")
+"""A line of a log that names an exception: the root cause is often far above the end."""
 
 
 class Process:
@@ -113,7 +118,9 @@ class Process:
             time.sleep(0.1)
 
     def _story(self, what: str) -> str:
-        return f"{self.name} {what}. {self.hint}\n--- last lines of {self.log}\n{self.tail()}"
+        named = [line[:300] for line in self.log.read_text(errors="replace").splitlines() if CAUSE.search(line)]
+        causes = "\n".join(["--- errors it named", *dict.fromkeys(named[:8])]) if named else ""
+        return f"{self.name} {what}. {self.hint}\n--- last lines of {self.log}\n{self.tail()}\n{causes}"
 
     def tail(self, lines: int = 25) -> str:
         """The last lines of its log."""

@@ -42,7 +42,8 @@ class Service:
     def switch(self, mode: str, *, scope: str = "fleet", wait: float = 0.0, **fields: Any) -> Any:
         """Sets a mode for a scope and waits up to `wait` seconds until every hook applied it.
 
-        The answer says which did (`acknowledged`) and which did not (`pending`). More fields: stores, ttl_seconds, on_lease_expiry, reason.
+        The answer says which did (`acknowledged`) and which did not (`pending`). More fields: stores, ttl_seconds,
+        on_lease_expiry, reason.
         """
         path = "/v1/offload/" + urllib.parse.quote(scope, safe="/:") + f"?wait={wait:g}"
         status, answer = self.call("PUT", path, {"mode": mode, **fields}, timeout=wait + 10.0)
