@@ -1,0 +1,1 @@
+"""The built-in traffic source: invented engines and requests, real recorder, exporter, directives and gate."""
