@@ -1,0 +1,1 @@
+"""How each family of connectors is skipped, how its stores are stopped, and what it tells about itself."""

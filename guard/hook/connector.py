@@ -1,0 +1,329 @@
+"""The guarded connector: a subclass of whatever connector is configured, made when vLLM asks for its class.
+
+It keeps the inner class's name, so that vLLM's checks by name, `isinstance`, class methods and methods that newer
+versions add go on working by inheritance. Each override has the same shape: our part inside a try that counts the
+error and goes on, the inner connector's part outside of it, so that its own exceptions pass untouched. Past a limit of
+errors the failsafe trips and every override only calls the inner method.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from guard.connectors import (
+    FAMILY_EXAMPLE,
+    FAMILY_LMCACHE,
+    FAMILY_LMCACHE_MP,
+    Capability,
+    capability_of,
+)
+from guard.hook.adapters.base import Adapter
+from guard.hook.adapters.example import ExampleAdapter
+from guard.hook.adapters.lmcache import LMCacheAdapter
+from guard.hook.adapters.lmcache_mp import LMCacheMPAdapter
+from guard.hook.failsafe import Failsafe
+from guard.hook.runtime import announce, backend_of, runtime_for
+from guard.hook.scheduler import SchedulerSide
+from guard.hook.worker import ENVELOPE, SyncLoads, WorkerSide
+
+MARK: Final = "_kvguard_inner"
+_MISSING: Final = object()
+
+
+def guarded(inner: type) -> type:
+    """The guarded version of a connector class; the class itself when it is guarded already."""
+    if MARK in vars(inner):
+        return inner
+    capability = capability_of(inner)
+    cls = _make(inner, capability)
+    for name, guard in (
+        ("on_new_request", _on_new_request),
+        ("get_transfer_results", _get_transfer_results),
+        ("request_finished_all_groups", _request_finished_all_groups),
+    ):
+        if hasattr(inner, name):
+            setattr(cls, name, guard(cls))
+    if not hasattr(inner, "get_transfer_results"):
+        cls.get_finished = _get_finished(cls)  # type: ignore[attr-defined]
+    cls.__name__ = inner.__name__
+    cls.__qualname__ = inner.__qualname__
+    cls.__module__ = inner.__module__
+    cls.__doc__ = inner.__doc__
+    return cls
+
+
+def _make(inner: Any, capability: Capability) -> type:  # noqa: C901  one class, many short methods
+    class Guarded(inner):  # type: ignore[misc]
+        _kvguard_inner = inner
+
+        def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = _MISSING) -> None:
+            self._kvguard_failsafe = Failsafe()
+            self._kvguard_scheduler: SchedulerSide | None = None
+            self._kvguard_worker: WorkerSide | None = None
+            self._kvguard_adapter: Adapter | None = None
+            self._kvguard_leave: Callable[[], None] | None = None
+            self._kvguard_sync: tuple[int, int, int] | None = None
+            self._kvguard_boot = ""
+            try:
+                prepare(capability, role)
+            except Exception as error:  # noqa: BLE001  nothing of ours reaches the engine
+                self._kvguard_failsafe.record("prepare", error)
+            if kv_cache_config is _MISSING:
+                super().__init__(vllm_config, role)
+            else:
+                super().__init__(vllm_config, role, kv_cache_config)
+            try:
+                attach(self, capability, vllm_config, role, None if kv_cache_config is _MISSING else kv_cache_config)
+            except Exception as error:  # noqa: BLE001
+                self._kvguard_failsafe.record("attach", error)
+                self._kvguard_scheduler = self._kvguard_worker = None
+
+        # -- scheduler side --
+
+        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+            side = self._kvguard_scheduler
+            if side is None or self._kvguard_failsafe.tripped:
+                return super().get_num_new_matched_tokens(request, num_computed_tokens)
+            try:
+                answer = side.before_lookup(request, num_computed_tokens)
+            except Exception as error:  # noqa: BLE001
+                self._kvguard_failsafe.record("before_lookup", error)
+                answer = None
+            if answer is not None:
+                return answer
+            found = super().get_num_new_matched_tokens(request, num_computed_tokens)
+            try:
+                return side.after_lookup(request, num_computed_tokens, found)
+            except Exception as error:  # noqa: BLE001
+                self._kvguard_failsafe.record("after_lookup", error)
+                return found
+
+        def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+            side = self._kvguard_scheduler
+            if side is not None and not self._kvguard_failsafe.tripped:
+                try:
+                    side.allocated(request, blocks, num_external_tokens)
+                except Exception as error:  # noqa: BLE001
+                    self._kvguard_failsafe.record("allocated", error)
+
+        def build_connector_meta(self, scheduler_output: Any) -> Any:
+            side = self._kvguard_scheduler
+            if side is None or self._kvguard_failsafe.tripped:
+                return super().build_connector_meta(scheduler_output)
+            stores = True
+            try:
+                stores = side.stores()
+                if not stores:
+                    side.adapter.stop_stores()
+            except Exception as error:  # noqa: BLE001
+                self._kvguard_failsafe.record("stop_stores", error)
+            try:
+                meta = super().build_connector_meta(scheduler_output)
+            finally:
+                if not stores:
+                    side.adapter.resume_stores()
+            try:
+                side.adapter.meta_built(meta, stores=stores)
+                side.meta_built(scheduler_output, meta)
+            except Exception as error:  # noqa: BLE001
+                self._kvguard_failsafe.record("meta_built", error)
+            return meta
+
+        def update_connector_output(self, connector_output: Any) -> None:
+            timing = connector_output.kv_connector_worker_meta
+            if type(timing) is SyncLoads:  # always unwrapped: the inner connector must not see it
+                connector_output.kv_connector_worker_meta = timing.inner
+            else:
+                timing = None
+            side = self._kvguard_scheduler
+            if side is not None and not self._kvguard_failsafe.tripped:
+                try:
+                    side.outputs(connector_output, timing)
+                except Exception as error:  # noqa: BLE001
+                    self._kvguard_failsafe.record("outputs", error)
+            super().update_connector_output(connector_output)
+
+        def get_kv_connector_stats(self) -> Any:
+            side = self._kvguard_scheduler
+            if side is not None and not self._kvguard_failsafe.tripped:
+                try:
+                    side.table.outputs()
+                except Exception as error:  # noqa: BLE001
+                    self._kvguard_failsafe.record("first_token", error)
+            return super().get_kv_connector_stats()
+
+        def request_finished(self, request: Any, block_ids: Any) -> Any:
+            _finished(self, request)
+            return super().request_finished(request, block_ids)
+
+        def shutdown(self) -> Any:
+            leave, self._kvguard_leave = self._kvguard_leave, None
+            if leave is not None:
+                try:
+                    leave()
+                except Exception as error:  # noqa: BLE001
+                    self._kvguard_failsafe.record("shutdown", error)
+            return super().shutdown()
+
+        # -- worker side --
+
+        def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+            envelope = getattr(getattr(self, "_connector_metadata", None), ENVELOPE, None)
+            if envelope is None:
+                super().start_load_kv(forward_context, **kwargs)
+                return
+            side = self._kvguard_worker
+            start = time.monotonic_ns()
+            if side is not None:
+                try:
+                    side.begin(envelope, start)
+                except Exception as error:  # noqa: BLE001
+                    self._kvguard_failsafe.record("begin", error)
+            super().start_load_kv(forward_context, **kwargs)
+            if envelope.batch:
+                end = time.monotonic_ns()
+                self._kvguard_sync = (envelope.batch, start, end)
+                if side is not None:
+                    try:
+                        side.synchronous(envelope, start, end)
+                    except Exception as error:  # noqa: BLE001
+                        self._kvguard_failsafe.record("synchronous", error)
+
+        def build_connector_worker_meta(self) -> Any:
+            meta = super().build_connector_worker_meta()
+            sync = self._kvguard_sync
+            if sync is None:
+                return meta
+            self._kvguard_sync = None
+            return SyncLoads(meta, *sync, self._kvguard_boot)
+
+    return Guarded
+
+
+def prepare(capability: Capability, role: Any) -> None:
+    """Before the inner connector is made: puts the read log into LMCache, in worker processes."""
+    if capability.reads_in_process and getattr(role, "name", "") == "WORKER":
+        import guard.hook.adapters.reads as reads
+
+        reads.install()
+
+
+def attach(connector: Any, capability: Capability, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+    """After the inner connector is made: joins it to the runtime of this process."""
+    runtime = runtime_for(vllm_config)
+    if runtime is None:
+        return
+    backend = backend_of(capability, connector, vllm_config, kv_cache_config)
+    scheduler = getattr(role, "name", "") == "SCHEDULER"
+    hash_tokens = getattr(kv_cache_config, "hash_block_size", None) or backend.block_tokens
+    adapter = adapter_for(connector, capability, int(hash_tokens))
+    number = runtime.join(backend, scheduler=scheduler)
+    connector._kvguard_failsafe = runtime.failsafe
+    connector._kvguard_adapter = adapter
+    connector._kvguard_leave = runtime.leave
+    connector._kvguard_boot = runtime.boot
+    transfer = vllm_config.kv_transfer_config
+    if scheduler:
+        connector._kvguard_scheduler = SchedulerSide(
+            runtime.table,
+            backend,
+            adapter,
+            runtime.current,
+            key=number,
+            handoff=getattr(transfer, "kv_role", "kv_both") in ("kv_producer", "kv_consumer"),
+            boot=runtime.boot,
+        )
+        announce(runtime, backend, type(connector).__name__, str(getattr(transfer, "kv_load_failure_policy", "")))
+    else:
+        side = WorkerSide(runtime.recorder, runtime.scope, backend, runtime.rank, runtime.contexts)
+        connector._kvguard_worker = side
+        if capability.reads_in_process:
+            import guard.hook.adapters.reads as reads
+
+            reads.connect(runtime.recorder, runtime.scope, backend, runtime.rank, runtime.contexts)
+
+
+def adapter_for(connector: Any, capability: Capability, hash_tokens: int) -> Adapter:
+    """The adapter of a connector's family."""
+    if capability.family == FAMILY_LMCACHE_MP:
+        return LMCacheMPAdapter(connector, capability, hash_tokens=hash_tokens)
+    if capability.family == FAMILY_LMCACHE:
+        return LMCacheAdapter(connector, capability, hash_tokens=hash_tokens)
+    if capability.family == FAMILY_EXAMPLE:
+        return ExampleAdapter(connector, capability)
+    return Adapter(connector, capability)
+
+
+def _finished(connector: Any, request: Any) -> None:
+    side = connector._kvguard_scheduler
+    if side is not None and not connector._kvguard_failsafe.tripped:
+        try:
+            side.finished(request)
+        except Exception as error:  # noqa: BLE001
+            connector._kvguard_failsafe.record("finished", error)
+
+
+def _on_new_request(cls: Any) -> Callable[..., None]:
+    def on_new_request(self: Any, request: Any) -> None:
+        side = self._kvguard_scheduler
+        tell = True
+        if side is not None and not self._kvguard_failsafe.tripped:
+            try:
+                tell = side.arrived(request)
+            except Exception as error:  # noqa: BLE001
+                self._kvguard_failsafe.record("arrived", error)
+        if tell:
+            super(cls, self).on_new_request(request)
+
+    return on_new_request
+
+
+def _request_finished_all_groups(cls: Any) -> Callable[..., Any]:
+    def request_finished_all_groups(self: Any, request: Any, block_ids: Any) -> Any:
+        _finished(self, request)
+        return super(cls, self).request_finished_all_groups(request, block_ids)
+
+    return request_finished_all_groups
+
+
+def _before_results(connector: Any) -> WorkerSide | None:
+    side: WorkerSide | None = connector._kvguard_worker
+    if side is None or connector._kvguard_failsafe.tripped:
+        return None
+    try:
+        side.stores(connector._kvguard_adapter.pending_stores())
+    except Exception as error:  # noqa: BLE001
+        connector._kvguard_failsafe.record("pending_stores", error)
+    return side
+
+
+def _after_results(connector: Any, side: WorkerSide, finished: Any, failed: Any) -> None:
+    try:
+        if finished:
+            side.finished(finished, failed or ())
+        side.stores(connector._kvguard_adapter.pending_stores())
+    except Exception as error:  # noqa: BLE001
+        connector._kvguard_failsafe.record("results", error)
+
+
+def _get_transfer_results(cls: Any) -> Callable[..., Any]:
+    def get_transfer_results(self: Any, finished_req_ids: set[str]) -> Any:
+        side = _before_results(self)
+        results = super(cls, self).get_transfer_results(finished_req_ids)
+        if side is not None:
+            _after_results(self, side, results.finished_recving, getattr(results, "failed_recving", None))
+        return results
+
+    return get_transfer_results
+
+
+def _get_finished(cls: Any) -> Callable[..., Any]:
+    def get_finished(self: Any, finished_req_ids: set[str]) -> Any:
+        side = _before_results(self)
+        results = super(cls, self).get_finished(finished_req_ids)
+        if side is not None:
+            _after_results(self, side, results[1], None)
+        return results
+
+    return get_finished

@@ -1,0 +1,214 @@
+"""The scheduler's side of one guarded connector: asks the gate, keeps the request's leg, sends contexts to workers.
+
+Every method is called by the connector inside a try, before or after the inner connector's own method, and answers at
+once. Where a decision was taken it is kept: over re-polls, over preemption. It may go from remote to recompute while
+the request does not wait for remote KV yet, or after a failed load; never back.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from guard import gate, semconv
+from guard.gate import Decision
+from guard.hook.adapters.base import Adapter
+from guard.hook.requests import Attempt, Backend, Leg, RequestState, new_id
+from guard.hook.table import RequestTable
+from guard.hook.worker import ENVELOPE, Context, Envelope, Load, SyncLoads
+from guard.wire import Directive
+
+NO_MATCH: Final = (0, False)
+
+
+class SchedulerSide:
+    """One guarded connector in the EngineCore process."""
+
+    def __init__(
+        self,
+        table: RequestTable,
+        backend: Backend,
+        adapter: Adapter,
+        current: Callable[[str], Directive | None],
+        *,
+        key: int,
+        handoff: bool = False,
+        boot: str = "",
+    ) -> None:
+        self.table = table
+        self.backend = backend
+        self.adapter = adapter
+        self._current = current
+        self._key = key
+        self._handoff = handoff or backend.capability.handoff
+        self._boot = boot
+        self._loads: list[tuple[RequestState, Leg, Attempt]] = []
+        self._built = 0
+
+    def arrived(self, request: Any) -> bool:
+        """A request arrived. False: the connector must not be told, since its lookup would start at once."""
+        state = self._state(request)
+        if not self.adapter.lookup_starts_early(request):
+            return True
+        leg = self.table.leg(state, self._key, self.backend)
+        leg.start = leg.start or self.table.clock()
+        self._decide_lookup(state, leg, request, 0)
+        return leg.skip is None or leg.skip.admitted
+
+    def before_lookup(self, request: Any, local: int) -> tuple[int, bool] | None:
+        """The scheduler asks for remote tokens. None: ask the connector; else the answer."""
+        state = self._state(request)
+        leg = self.table.leg(state, self._key, self.backend)
+        if not state.told and not leg.first_poll:
+            leg.first_poll = self.table.clock()
+            leg.start = leg.start or leg.first_poll
+        if leg.skip is None or (state.load_failed and leg.skip.admitted):
+            self._decide_lookup(state, leg, request, local)
+        if leg.skip is not None and not leg.skip.admitted:
+            if self.adapter.skip(request, local):
+                if not state.told:
+                    leg.local = local
+                    leg.end = leg.end or self.table.clock()
+                return NO_MATCH
+            leg.skip = Decision(semconv.DECISION_REMOTE, leg.skip.reason)  # cannot be skipped: the load gate refuses
+        if not leg.end:
+            leg.polls += 1
+        return None
+
+    def after_lookup(self, request: Any, local: int, answer: tuple[int | None, bool]) -> tuple[int | None, bool]:
+        """The connector answered; what vLLM is to be told."""
+        tokens, asynchronous = answer
+        if tokens is None:
+            return answer
+        state = self._state(request)
+        leg = self.table.leg(state, self._key, self.backend)
+        if not leg.end:
+            leg.end = self.table.clock()
+            leg.round_trips = self.adapter.answered(request, local, tokens)
+        if not state.told:
+            leg.local = local
+            leg.matched = max(0, tokens)
+        if tokens <= 0:
+            return answer
+        leg.asynchronous = asynchronous
+        if leg.load is None or (state.load_failed and leg.load.admitted):
+            self._decide_load(state, leg, tokens)
+        if leg.load is not None and not leg.load.admitted and self.adapter.may_decline(request):
+            self.adapter.declined(request, local)
+            return NO_MATCH
+        return answer
+
+    def allocated(self, request: Any, blocks: Any, tokens: int) -> None:
+        """Blocks were allocated; `tokens` > 0: this connector loads them."""
+        state = self._state(request)
+        leg = self.table.leg(state, self._key, self.backend)
+        attempt = self.table.allocated(state, leg, blocks, tokens, asynchronous=leg.asynchronous)
+        if attempt is not None:
+            self._loads.append((state, leg, attempt))
+
+    def stores(self) -> bool:
+        """Whether the connector may store in the step that is being built."""
+        directive = self._current(self.backend.label)
+        return directive is None or directive.stores or directive.mode == semconv.MODE_OBSERVE or self._handoff
+
+    def meta_built(self, output: Any, meta: Any) -> None:
+        """A step's metadata is there: new requests are scheduled, their traces and loads go to the workers."""
+        new = output.scheduled_new_reqs
+        if not new and not self._loads:
+            self.table.running = len(output.num_scheduled_tokens)
+            return
+        self.table.scheduled([each.req_id for each in new], len(output.num_scheduled_tokens))
+        loads, self._loads = self._loads, []
+        batch = 0
+        if any(not attempt.asynchronous for _, _, attempt in loads):
+            batch = new_id(64, self.table.rng)
+            self._built = self.table.clock()
+        contexts: dict[str, Context] = {}
+        for state, leg, attempt in loads:
+            if not attempt.asynchronous:
+                attempt.batch = batch
+            contexts[state.internal_id] = _context(state, leg)
+        for each in new:
+            found = self.table.get(each.req_id)
+            if found is not None and each.req_id not in contexts:
+                contexts[each.req_id] = _context(found, found.legs.get(self._key))
+        envelope = Envelope(
+            tuple(contexts.values()),
+            tuple(
+                Load(state.internal_id, attempt.span_id, attempt.number, attempt.tokens, attempt.asynchronous)
+                for state, _, attempt in loads
+            ),
+            batch,
+        )
+        try:
+            setattr(meta, ENVELOPE, envelope)
+        except AttributeError:  # metadata with __slots__: no times from the workers
+            return
+
+    def outputs(self, output: Any, timing: SyncLoads | None) -> None:
+        """The workers reported: failed loads first, then those that ended."""
+        table = self.table
+        failed = getattr(output, "failed_recving", None)
+        if failed:
+            table.failed(failed, "recv")
+        blocks = getattr(output, "invalid_block_ids", None)
+        if blocks:
+            table.failed_blocks(blocks)
+        if timing is not None:
+            same = timing.boot == self._boot
+            table.loaded_batch(timing.batch, timing.end if same else self._built + timing.end - timing.start)
+        if output.finished_recving:
+            table.loaded(output.finished_recving)
+
+    def finished(self, request: Any) -> None:
+        """A request has ended."""
+        self.table.finished(request)
+        self.adapter.forget(request.request_id)
+
+    def _state(self, request: Any) -> RequestState:
+        state = self.table.get(request.request_id)
+        if state is None:
+            params = getattr(request, "kv_transfer_params", None)
+            handoff = isinstance(params, dict) and bool(
+                params.get("do_remote_prefill") or params.get("do_remote_decode")
+            )
+            state = self.table.arrive(request, handoff=handoff)
+        if self._handoff:
+            state.handoff = True
+        return state
+
+    def _decide_lookup(self, state: RequestState, leg: Leg, request: Any, local: int) -> None:
+        directive = self._current(self.backend.label)
+        inflight, size = self.table.inflight(self.backend)
+        decision = gate.admit_lookup(
+            directive,
+            self.backend.capability,
+            prompt_tokens=state.prompt_tokens,
+            local_tokens=local,
+            inflight=inflight,
+            inflight_bytes=size,
+            handoff=state.handoff,
+            load_failed=state.load_failed,
+            unusable=bool(getattr(request, "skip_reading_prefix_cache", False)),
+            draw=state.draw,
+        )
+        leg.skip = decision
+        leg.directive_id = directive.id if directive is not None else ""
+
+    def _decide_load(self, state: RequestState, leg: Leg, tokens: int) -> None:
+        directive = self._current(self.backend.label)
+        inflight, size = self.table.inflight(self.backend)
+        leg.load = gate.admit_load(
+            directive,
+            self.backend.capability,
+            matched_tokens=tokens,
+            matched_bytes=tokens * self.backend.token_bytes,
+            inflight=inflight,
+            inflight_bytes=size,
+            handoff=state.handoff,
+            load_failed=state.load_failed,
+            draw=state.draw,
+        )
+        leg.directive_id = directive.id if directive is not None else ""
+
+
+def _context(state: RequestState, leg: Leg | None) -> Context:
+    return Context(state.internal_id, state.trace_id, state.sampled, state.span_id, leg.span_id if leg else 0)
