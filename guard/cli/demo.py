@@ -1,5 +1,140 @@
-"""`kvguard demo`."""
+"""`kvguard demo`: a real service on a temporary directory, fed by the built-in simulated traffic, shown live."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, Final
+
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from guard.cli.client import Client
+from guard.cli.errors import fail
+from guard.cli.show import console, table
+from guard.cli.status import ENGINE_COLUMNS, engine_rows
+
+START_SECONDS: Final = 30.0
+STOP_SECONDS: Final = 5.0
+WINDOW_SECONDS: Final = 15.0
+REFRESH_SECONDS: Final = 1.0
+PLAIN_SECONDS: Final = 2.0
+TITLE: Final = f"SIMULATED traffic, last {WINDOW_SECONDS:.0f} s (no vLLM here: the numbers are a model's, not measured)"
 
 
 def run(port: int, duration: float | None) -> None:
-    """Runs it."""
+    """Runs the service and the traffic until Ctrl-C or for `duration` seconds, and shows a row per engine."""
+    try:
+        from guard.simulate import traffic
+    except ImportError as error:
+        fail(f"the traffic source cannot be used: {error}")
+    stop = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="kvguard-demo-") as state, _service(port, Path(state)) as url:
+        source = threading.Thread(
+            target=traffic.run, args=(url,), kwargs={"stop_event": stop}, name="kvguard-traffic", daemon=True
+        )
+        source.start()
+        try:
+            with Client(url) as client, contextlib.suppress(KeyboardInterrupt):
+                _watch(client, duration)
+        finally:
+            stop.set()
+            source.join(STOP_SECONDS)
+
+
+def _watch(client: Client, duration: float | None) -> None:
+    end = float("inf") if duration is None else time.monotonic() + duration
+    out = console()
+    out.print(_where(client.endpoint))
+    if not sys.stdout.isatty():
+        while _nap(PLAIN_SECONDS, end):
+            for line in _lines(client):
+                out.print(line, markup=False)
+        return
+    with Live(console=out, auto_refresh=False, transient=False) as live:
+        while _nap(REFRESH_SECONDS, end):
+            offload, measured = _ask(client)
+            rows = engine_rows(offload, measured)
+            live.update(Group(Text(TITLE, style="bold yellow"), table(ENGINE_COLUMNS, rows)), refresh=True)
+
+
+def _nap(seconds: float, end: float) -> bool:
+    left = end - time.monotonic()
+    if left <= 0:
+        return False
+    time.sleep(min(seconds, left))
+    return True
+
+
+def _ask(client: Client) -> tuple[Any, Any]:
+    return client.get("/v1/offload"), client.get("/v1/correlation", {"since_seconds": WINDOW_SECONDS})
+
+
+def _lines(client: Client) -> Iterator[str]:
+    for row in engine_rows(*_ask(client)):
+        cells = (f"{name.removesuffix('>')}={value}" for name, value in zip(ENGINE_COLUMNS, row, strict=True) if value)
+        yield "simulated " + " ".join(cells)
+
+
+def _where(url: str) -> str:
+    return (
+        f"kvguard demo at {url}\n"
+        f"  {url}/docs          the API\n"
+        f"  {url}/v1/correlation  where time to first token goes\n"
+        f"  {url}/metrics       for Prometheus\n"
+        f"switch offload live, from another terminal:\n"
+        f"  kvguard offload off --endpoint {url} --reason 'trying it'\n"
+        f"  kvguard offload clear --endpoint {url}\n"
+        f"Ctrl-C stops everything.\n"
+    )
+
+
+@contextlib.contextmanager
+def _service(port: int, state: Path) -> Iterator[str]:
+    """`kvguard serve` as a process of its own, so that traffic and service do not share an interpreter."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("KVGUARD_")}
+    command = [sys.executable, "-m", "guard.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(
+        [*command, "--state-dir", str(state)], stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+    )
+    try:
+        yield _url(process)
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _url(process: subprocess.Popen[str]) -> str:
+    found: list[str] = []
+    last: deque[str] = deque(maxlen=5)
+    told = threading.Event()
+    assert process.stderr is not None  # noqa: S101  it is a pipe
+    threading.Thread(target=_read, args=(process.stderr, found, last, told), daemon=True).start()
+    told.wait(START_SECONDS)
+    if not found:
+        fail("the service did not start: " + (" ".join(last) or "it said nothing"))
+    return found[0]
+
+
+def _read(stderr: IO[str], found: list[str], last: deque[str], told: threading.Event) -> None:
+    """Reads the service's log to its end, so that the pipe never fills."""
+    for line in stderr:
+        last.append(line.strip())
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            entry = json.loads(line)
+            if entry["event"] == "listening":
+                found.append(entry["url"])
+                told.set()
+    told.set()
