@@ -27,19 +27,18 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--rtts", default="0,1,5,20,50", help="added round-trip times, ms (default %(default)s)")
     run.add_argument("--quick", action="store_true", help="fewer and shorter prompts")
     run.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
-    test = commands.add_parser("test", help="pytest on tests/lab; further arguments go to pytest")
-    test.add_argument("pytest_arguments", nargs=argparse.REMAINDER)
+    commands.add_parser("test", help="pytest on tests/lab; further arguments go to pytest", add_help=False)
     inject = commands.add_parser("injector", help="one command to the running lab's injector: rtt 5000, bw 1000, stats")
     inject.add_argument("--commands", action="store_true", help="to the command proxy instead: delay GET 2000")
     inject.add_argument("words", nargs="+")
-    inside = commands.add_parser("exec", help="a command inside the running lab's network namespace")
-    inside.add_argument("words", nargs=argparse.REMAINDER)
-    options, rest = parser.parse_known_args(arguments)
-    if rest and options.command != "test":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    commands.add_parser("exec", help="a command inside the running lab's network namespace", add_help=False)
+    passed_on = arguments[:1] in (["test"], ["exec"])  # all that follows is another program's, options too
+    options = parser.parse_args(arguments[:1] if passed_on else arguments)
+    if passed_on:
+        options.words = arguments[1:]
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        return _dispatch(options, arguments, rest)
+        return _dispatch(options, arguments)
     except LabError as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1
@@ -48,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _dispatch(options: argparse.Namespace, arguments: list[str], rest: list[str]) -> int:
+def _dispatch(options: argparse.Namespace, arguments: list[str]) -> int:
     match options.command:
         case "env":
             built = env.build()
@@ -65,7 +64,8 @@ def _dispatch(options: argparse.Namespace, arguments: list[str], rest: list[str]
             os.environ["KVGUARD_LAB"] = "1"
             import pytest
 
-            return int(pytest.main([str(env.ROOT / "tests/lab"), "-m", "lab", *rest, *options.pytest_arguments]))
+            os.chdir(env.ROOT)
+            return int(pytest.main(["tests/lab", "-m", "lab", *options.words]))
         case "injector":
             name = "commands.sock" if options.commands else None
             control = Injector(_control(name))

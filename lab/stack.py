@@ -26,6 +26,7 @@ from lab.injector.control import Injector
 from lab.processes import Process, free_port, wait_until
 from lab.redis import Redis
 from lab.service import Service
+from lab.transfer import kv_transfer
 
 NEAR, FAR = "198.18.77.1", "198.18.77.2"
 """Ends of the slow wire, from the block for benchmarks (RFC 2544); they exist in the lab's namespaces only."""
@@ -55,6 +56,7 @@ class Stack:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._remove = run_dir is None and not keep_logs
         self._exit = ExitStack()
+        self._processes: list[Process] = []
         self.vllm: Process
         self.lmcache: Process | None = None
         self.redis_process: Process | None = None
@@ -83,14 +85,16 @@ class Stack:
 
     def _run(self, process: Process) -> Process:
         self._say(f"starting {process.name}")
-        return self._exit.enter_context(process)
+        self._exit.enter_context(process)
+        self._processes.append(process)
+        return process
 
     def _start(self) -> None:
         config, run_dir = self.config, self.run_dir
         store = self._start_store() if config.uses_store else ("", 0)
         service_url = self._start_service() if config.service else None
         otlp_env, grpc = self._start_otlp(service_url)
-        transfer, engine_env = self._start_lmcache(store, grpc)
+        transfer, engine_env = kv_transfer(config, run_dir, store, self._start_lmcache(store, grpc))
         port = free_port()
         engine_env |= otlp_env | self._hook_env(port, service_url)
         self.vllm = self._run(
@@ -153,44 +157,41 @@ class Stack:
         flags = ("--otlp-traces-endpoint", otlp_env["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
         return replace(self.config, vllm_args=(*self.config.vllm_args, *flags))
 
-    def _start_lmcache(self, store: tuple[str, int], grpc: str | None) -> tuple[dict | None, dict[str, str]]:
-        """What vLLM is told, as kv-transfer-config and environment; starts LMCache's server where there is one."""
-        config = self.config
-        common = {"kv_role": "kv_both", "kv_load_failure_policy": config.failure_policy}
-        example = {
-            "kv_connector": "ExampleConnector",
-            **common,
-            "kv_connector_extra_config": {"shared_storage_path": str(self.run_dir / "example")},
-        }
-        if config.connector == "none":
-            return None, {}
-        if config.connector == "example":
-            return example, {}
-        if config.connector == "lmcache":
-            settings = self.run_dir / "lmcache.yaml"
-            lines = {"chunk_size": config.chunk_size, "local_cpu": False, "max_local_cpu_size": 1.0}
-            lines |= {"remote_url": f"redis://{store[0]}:{store[1]}", "remote_serde": "naive"}
-            settings.write_text("".join(f"{key}: {json.dumps(value)}\n" for key, value in lines.items()))
-            return {"kv_connector": "LMCacheConnectorV1", **common}, {
-                "LMCACHE_CONFIG_FILE": str(settings),
-                "LAB_LMCACHE_CPU": "1",
-            }
+    def _start_lmcache(self, store: tuple[str, int], grpc: str | None) -> int:
+        """LMCache's server where there is one; returns its port."""
+        if not self.config.uses_server:
+            return 0
         ports = {name: free_port() for name in ("zmq", "http", "metrics")}
         self._lmcache_http = ports["http"]
-        self.lmcache = self._run(servers.lmcache_server(self.env, config, self.run_dir, store, ports, grpc))
-        extra = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": ports["zmq"]}
-        extra |= {"lmcache.mp.eager_prefetch": True} if config.eager_prefetch else {}
-        remote = {"kv_connector": "LMCacheMPConnector", **common, "kv_connector_extra_config": extra}
-        if config.connector == "lmcache-mp":
-            return remote, {}
-        both = {"connectors": [remote, example]}
-        return {"kv_connector": "MultiConnector", **common, "kv_connector_extra_config": both}, {}
+        self.lmcache = self._run(servers.lmcache_server(self.env, self.config, self.run_dir, store, ports, grpc))
+        return ports["zmq"]
 
     def _hook_env(self, port: int, service_url: str | None) -> dict[str, str]:
         if not self.config.hook:
             return {"KVGUARD_HOOK": "off"}
         endpoint = service_url or f"http://127.0.0.1:{free_port()}"
         return {"KVGUARD_ENDPOINT": endpoint, "KVGUARD_INSTANCE": f"127.0.0.1:{port}", **self.config.hook_env}
+
+    # -- What tests do between requests --------------------------------------------------------------------------------
+    @property
+    def alive(self) -> bool:
+        """Whether every process of the stack runs."""
+        return all(process.alive for process in self._processes)
+
+    def calm(self) -> None:
+        """Undoes what a test may have left: delays, limits, switches, running stores, caches other than the store's."""
+        for injector in filter(None, (self.injector, self.commands)):
+            state = injector.rtt(0)
+            injector.bandwidth(0)
+            for key in state:
+                if key == "loss_ppm":
+                    injector.loss(0)
+                elif key.startswith("delay."):
+                    injector.delay(key.removeprefix("delay."), 0)
+        if self.service is not None:
+            for override in self.service.get("/v1/offload")["overrides"]:
+                self.service.clear(override["scope"])
+        self.drain()
 
     # -- What tests do with the caches ---------------------------------------------------------------------------------
     def lmcache_status(self) -> dict:

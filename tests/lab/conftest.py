@@ -1,0 +1,82 @@
+"""Fixtures of the tests on real vLLM. They run through `make lab-test` (python -m lab test) and are skipped otherwise.
+
+    pytestmark = pytest.mark.lab
+
+    def test_something(mp):                        # LMCacheMPConnector, hook on, vLLM's spans to the service
+        ...
+    def test_other(stacks):                        # any set-up; a vLLM that runs with it already is used again
+        stack = stacks.get(StackConfig(connector="lmcache", hook=False))
+
+One stack runs at a time (two cores): asking for another set-up stops it, which costs about a minute, so keep tests with
+one set-up together in a module.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lab import env
+from lab.config import StackConfig
+from lab.env import LabEnv
+from lab.stack import Stack
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips these tests where nobody has built the lab's environment and entered its namespace."""
+    if os.environ.get("KVGUARD_LAB") == "1":
+        return
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="needs real vLLM: make lab-test"))
+
+
+class Stacks:
+    """Hands out a running stack for a configuration, the same one as long as nobody asks for another."""
+
+    def __init__(self, lab_env: LabEnv) -> None:
+        self._env = lab_env
+        self._stack: Stack | None = None
+
+    def get(self, config: StackConfig) -> Stack:
+        """A stack of this configuration at rest: no delays, no switches, nothing cached but in the store."""
+        if self._stack is not None and (self._stack.config != config or not self._stack.alive):
+            self.stop()
+        if self._stack is None:
+            self._stack = Stack(config, self._env).__enter__()
+        self._stack.calm()
+        return self._stack
+
+    def stop(self) -> None:
+        """Stops what runs. After a test has broken something on purpose."""
+        if self._stack is not None:
+            stack, self._stack = self._stack, None
+            stack.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def lab_env() -> LabEnv:
+    return env.build()
+
+
+@pytest.fixture(scope="session")
+def stacks(lab_env: LabEnv) -> Iterator[Stacks]:
+    running = Stacks(lab_env)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def mp(stacks: Stacks) -> Stack:
+    """LMCacheMPConnector with the hook, vLLM's own spans straight to the service."""
+    return stacks.get(StackConfig(otlp="service", command_proxy=True))
+
+
+@pytest.fixture
+def inprocess(stacks: Stacks) -> Stack:
+    """LMCache inside vLLM (synchronous loads) with the hook."""
+    return stacks.get(StackConfig(connector="lmcache", otlp="service", command_proxy=True))
