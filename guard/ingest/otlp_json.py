@@ -122,7 +122,7 @@ def _decode_one_by_one(body: bytes, batch: Batch) -> _Traces:
         raw = _decode_raw(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"body is not an OTLP trace request in JSON: {error}") from None
-    traces = _Traces(resource_spans=[])
+    good: list[_ResourceSpans] = []
     for resource_spans in raw.resource_spans or ():
         spans: list[_Span] = []
         for scope in resource_spans.scope_spans or ():
@@ -132,8 +132,8 @@ def _decode_one_by_one(body: bytes, batch: Batch) -> _Traces:
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     batch.received += 1
                     batch.reject("", str(error)[:120])
-        (traces.resource_spans or []).append(_ResourceSpans(resource_spans.resource, [_Scope(spans)]))
-    return traces
+        good.append(_ResourceSpans(resource_spans.resource, [_Scope(spans)]))
+    return _Traces(good)
 
 
 def _take(span: _Span, spans: list[Span], batch: Batch, earliest_ns: int, latest_ns: int) -> None:

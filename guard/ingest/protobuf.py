@@ -22,7 +22,7 @@ from guard import semconv
 from guard.errors import WireError
 from guard.ingest import fields
 from guard.ingest.batch import Batch
-from guard.ingest.fields import MAX_FREE_ATTRIBUTES, MAX_SECONDS, MAX_TEXT, SECONDS, check
+from guard.ingest.fields import KINDS, MAX_FREE_ATTRIBUTES, MAX_SECONDS, MAX_TEXT, SECONDS, check
 from guard.wire import AttributeValue, Span
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
@@ -145,9 +145,9 @@ def _read_known(pairs: Any, attributes: dict[str, AttributeValue]) -> str:
             if 0.0 <= number <= MAX_SECONDS:
                 attributes[key] = number
                 continue
-        found = _PREFIXES.get(pair[: pair[1] + 2] if len(pair) > 1 else pair)
+        found = _PREFIXES.get(pair[: pair[1] + 2] if len(pair) > 1 else pair) or _unusual(pair)
         if found is None:
-            continue  # none of ours; broken ones cannot be told apart from them and are worth nothing either
+            continue
         key, kind, repeats = found
         value, problem = check(key, kind, _value(pair, len(key) + 2))
         if value is None:
@@ -158,6 +158,18 @@ def _read_known(pairs: Any, attributes: dict[str, AttributeValue]) -> str:
                 _remembered.clear()
             _remembered[pair] = (key, value)
     return ""
+
+
+def _unusual(pair: bytes) -> tuple[str, int, bool] | None:
+    """What `_PREFIXES` holds of a pair whose key does not come first; None where the key is none of ours."""
+    if pair[:1] == b"\x0a":
+        return None
+    try:
+        key = KeyValue.FromString(pair).key
+    except DecodeError:
+        return None
+    kind = KINDS.get(key)
+    return None if kind is None else (key, kind, False)
 
 
 def _value(pair: bytes, mark: int) -> AttributeValue | None:
