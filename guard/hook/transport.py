@@ -94,16 +94,18 @@ class HttpTransport:
         self._clock = clock
         self._tls = _tls(config.ca_file) if any(url.scheme == "https" for url in self._endpoints) else None
         self._connection: http.client.HTTPConnection | None = None
+        self._aborted = False
 
     def send(
         self, method: str, path: str, *, headers: Mapping[str, str], body: bytes | None, timeout: float, limit: int
     ) -> Reply:
         """Sends to the current endpoint; see `Transport.send`."""
+        self._aborted = False
         reused = self._connection is not None
         try:
             return self._try(method, path, headers, body, timeout, limit)
         except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
-            if not reused:
+            if not reused or self._aborted:
                 raise
         # The service may have closed an idle connection just before: that says nothing about its health.
         return self._try(method, path, headers, body, timeout, limit)
@@ -121,6 +123,7 @@ class HttpTransport:
 
     def abort(self) -> None:
         """Makes a request that is under way on another thread fail now."""
+        self._aborted = True
         connection = self._connection
         sock = connection.sock if connection is not None else None
         if sock is not None:

@@ -170,14 +170,22 @@ def test_nobody_listens(connect: Connect):
         get(connect(url))
 
 
-def test_abort_ends_a_request_on_another_thread(connect: Connect, raw_server: Any):
+@pytest.mark.parametrize("reused", [False, True])
+def test_abort_ends_a_request_on_another_thread(reused: bool, connect: Connect, raw_server: Any):
     asked = threading.Event()
+    connections: list[int] = []
 
     def handle(peer: socket.socket) -> None:
+        connections.append(1)
+        if reused:
+            peer.recv(65536)
+            peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
         peer.recv(65536)
         asked.set()
 
     transport = connect(raw_server(handle))
+    if reused:
+        get(transport)
     failures: list[OSError] = []
 
     def request() -> None:
@@ -192,7 +200,7 @@ def test_abort_ends_a_request_on_another_thread(connect: Connect, raw_server: An
     transport.abort()
     thread.join(5)
     assert not thread.is_alive()
-    assert len(failures) == 1
+    assert len(failures) == len(connections) == 1
 
 
 @pytest.mark.parametrize(
