@@ -43,6 +43,8 @@ def seconds(value: float | None) -> str:
     """A duration with three digits: `1.23 s`, `45.6 ms`, `789 us`; `-` for none."""
     if value is None:
         return "-"
+    if value == 0.0:
+        return "0 s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(value) >= size or unit == "us":
             scaled = value / size

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -48,7 +47,6 @@ def create_app(runtime: Runtime, tokens: Tokens) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     runtime: Runtime = app.state.runtime
     settings = runtime.settings
-    gc.freeze()  # what start-up made lives for ever: the collector need not look at it
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(runtime.switches.close)
         tasks = [asyncio.create_task(runtime.run(), name="tick")]
