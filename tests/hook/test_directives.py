@@ -253,7 +253,8 @@ def test_an_answer_in_the_middle_of_an_outage_starts_the_backoff_over(bench: Ben
 
 def test_a_service_that_answers_at_once_for_ever_is_slowed_down(bench: Bench):
     waits = [bench.poll(answer(directive("off"), etag=f'"{number}"')) for number in range(40)]
-    assert waits == [0.0] * 8 + [0.25] * 32
+    assert waits == [0.0] * 8 + [0.05] * 32
+    assert [bench.poll(RENEWED), bench.poll(answer(directive("off"), etag='"39"'))] == [0.5, 0.5]
 
 
 def test_an_operator_who_switches_ten_times_a_second_is_not_slowed_down(clock: Any):
