@@ -64,6 +64,7 @@ def _make(inner: Any, capability: Capability) -> type:  # noqa: C901  one class,
             self._kvguard_leave: Callable[[], None] | None = None
             self._kvguard_sync: tuple[int, int, int] | None = None
             self._kvguard_boot = ""
+            self._kvguard_saving = 0
             try:
                 prepare(capability, role)
             except Exception as error:  # noqa: BLE001  nothing of ours reaches the engine
@@ -190,6 +191,10 @@ def _make(inner: Any, capability: Capability) -> type:  # noqa: C901  one class,
                     except Exception as error:  # noqa: BLE001
                         self._kvguard_failsafe.record("synchronous", error)
 
+        def wait_for_save(self) -> None:
+            self._kvguard_saving = time.monotonic_ns()
+            super().wait_for_save()
+
         def build_connector_worker_meta(self) -> Any:
             meta = super().build_connector_worker_meta()
             sync = self._kvguard_sync
@@ -292,7 +297,7 @@ def _before_results(connector: Any) -> WorkerSide | None:
     if side is None or connector._kvguard_failsafe.tripped:
         return None
     try:
-        side.stores(connector._kvguard_adapter.pending_stores())
+        side.stores(connector._kvguard_adapter.pending_stores(), connector._kvguard_saving)
     except Exception as error:  # noqa: BLE001
         connector._kvguard_failsafe.record("pending_stores", error)
     return side

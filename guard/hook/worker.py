@@ -213,8 +213,11 @@ class WorkerSide:
                 now = now or time.monotonic_ns()
                 self._record(*entry, now, 0, failed=request_id in failed)
 
-    def stores(self, pending: dict[str, int]) -> None:
-        """Compares the stores that are under way with those that were: new ones began, missing ones have ended."""
+    def stores(self, pending: dict[str, int], began: int = 0) -> None:
+        """Compares the stores that are under way with those that were: new ones began, missing ones have ended.
+
+        `began` is when the step's submission of stores began, which may do a good part of the work.
+        """
         if not pending and not self._stores:
             return
         now = time.monotonic_ns()
@@ -222,7 +225,7 @@ class WorkerSide:
             start, tokens = self._stores.pop(request_id)
             self.stored(request_id, start, now, tokens)
         for request_id, tokens in pending.items():
-            self._stores.setdefault(request_id, (now, tokens))
+            self._stores.setdefault(request_id, (began or now, tokens))
 
     def stored(self, request_id: str, start: int, end: int, tokens: int) -> None:
         """One store has ended."""

@@ -16,7 +16,7 @@ class Adapter:
     def __init__(self, connector: Any, capability: Capability, stored: StoredPrefixes | None = None) -> None:
         self.connector = connector
         self.capability = capability
-        self.stored = stored or StoredPrefixes(0)
+        self.stored = StoredPrefixes(0) if stored is None else stored
 
     # -- scheduler side --
 

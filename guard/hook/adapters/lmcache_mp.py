@@ -25,7 +25,7 @@ class LMCacheMPAdapter(Adapter):
     def __init__(
         self, connector: Any, capability: Capability, stored: StoredPrefixes | None = None, hash_tokens: int = 0
     ) -> None:
-        super().__init__(connector, capability, stored or StoredPrefixes())
+        super().__init__(connector, capability, StoredPrefixes() if stored is None else stored)
         self._hash_tokens = hash_tokens
         self._requests: dict[str, Any] = {}
         self._chunk = 0
