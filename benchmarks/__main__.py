@@ -1,0 +1,27 @@
+"""Runs every benchmark, or those named: `python -m benchmarks ingest`."""
+
+import importlib
+import pkgutil
+import sys
+
+import benchmarks
+
+
+def main() -> int:
+    """Runs the benchmarks in the order of their names; 1 when one of them misses its goal."""
+    names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_")]
+    wanted = sys.argv[1:] or names
+    unknown = set(wanted) - set(names)
+    if unknown:
+        print(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(names)}", file=sys.stderr)
+        return 2
+    missed = False
+    for name in wanted:
+        run = getattr(importlib.import_module(f"benchmarks.{name}"), "main", None)
+        if run is not None:
+            missed = bool(run()) or missed
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
