@@ -433,24 +433,43 @@ def test_stop_does_not_wait_for_a_service_that_hangs(recorder: Recorder):
 
 
 FORK = """
-import os, sys, threading
+import os, sys, threading, zlib
 from guard.hook.config import HookConfig
 from guard.hook.exporter import Exporter
 from guard.hook.recorder import Recorder
+from guard.hook.transport import Reply
+from guard.wire import Span
 
 class Record:
+    def __init__(self, name):
+        self.name = name
     def spans(self):
-        return []
+        return [Span(self.name, "1" * 32, "2" * 16, "", 1, 2, {})]
 
-recorder = Recorder(64)
-exporter = Exporter(HookConfig(endpoints=("http://127.0.0.1:9",)), recorder, {})
-recorder.append(Record())
+class Transport:
+    bodies = b""
+    sent = threading.Event()
+    def send(self, *args, body, **more):
+        self.bodies += zlib.decompress(body, 31)
+        self.sent.set()
+        return Reply(200, b"")
+    def failover(self): pass
+    def close(self): pass
+    def abort(self): pass
+
+recorder, transport = Recorder(64), Transport()
+exporter = Exporter(HookConfig(endpoints=("http://unused",)), recorder, {}, transport=transport)
+recorder.append(Record("parent"))
 child = os.fork()
 if child == 0:
     exporter.stop(1.0)          # nothing to stop here, and no hang
     exporter.start()            # the parent's records are not ours
+    recorder.append(Record("child"))
+    ok = transport.sent.wait(20)
     alive = [thread.name for thread in threading.enumerate()].count("kvguard-export")
-    os._exit(0 if alive == 1 and len(recorder) == 0 and exporter.dropped == 0 else 1)
+    exporter.stop(5.0)
+    ok = ok and b'"child"' in transport.bodies and b'"parent"' not in transport.bodies
+    os._exit(0 if ok and alive == 1 and exporter.dropped == 0 else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or (0 if len(recorder) == 1 else 2))
 """
 
