@@ -18,6 +18,8 @@ async def get_directives(request: Request) -> Response:
     query = request.query_params
     if not query.get("schema", str(semconv.SCHEMA)).isdecimal():
         raise Problem(400, "schema: not a whole number")
+    if not request.path_params["engine_id"]:
+        raise Problem(400, "the path names no engine")
     poll = Poll(
         engine_id=_name("engine_id", request.path_params["engine_id"]),
         model=_name("model", query.get("model", "")),
