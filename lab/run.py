@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import statistics
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ class Size:
     tokens: int
 
 
-FULL, QUICK = Size(repeats=5, tokens=2000), Size(repeats=2, tokens=1200)
+FULL, QUICK = Size(repeats=4, tokens=2000), Size(repeats=2, tokens=1200)
 
 
 @dataclass
@@ -109,7 +110,7 @@ class Load:
 
 def run(options: argparse.Namespace, env: LabEnv, current: Path) -> None:
     """Starts the stack, drives the load, prints the table, stops the stack."""
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 120)
     size = QUICK if options.quick else FULL
     rtts = [float(part) for part in options.rtts.split(",")]
     config = StackConfig(connector=options.connector, injector=options.injector, otlp="service")
@@ -162,7 +163,11 @@ def table(load: Load, config: StackConfig) -> Table:
         "decision",
     ):
         shown.add_column(name, justify="left" if name in ("kind", "decision") else "right")
+    last = None
     for (rtt_ms, kind), row in load.rows.items():
+        if last not in (None, rtt_ms):
+            shown.add_section()
+        last = rtt_ms
         parts = {name: [_part(record, name) for record in row.records] for name in ("lookup", "fetch", "prefill")}
         shown.add_row(
             f"{rtt_ms:g}",

@@ -32,7 +32,7 @@ def test_a_remote_hit_becomes_a_joined_record(mp: Stack) -> None:
 
 
 def test_a_miss_and_a_local_hit_are_told_apart(mp: Stack) -> None:
-    text = prompt(3 * CHUNK, seed=2)
+    text = prompt(3 * CHUNK + 100, seed=2)
 
     miss = mp.client.complete(text)
     local = mp.client.complete(text)
