@@ -113,6 +113,10 @@ class Conversations:
         self._active[slot] = (conversation, prompt + output)
         return Prompt(conversation, min(prompt, LONGEST_PROMPT), output)
 
+    def histories(self) -> tuple[tuple[int, int], ...]:
+        """The conversations under way: number and tokens said so far."""
+        return tuple(self._active)
+
     def _new(self) -> tuple[int, int]:
         self._count += 1
         return self._count, int(min(6000.0, 200.0 + self._rng.lognormvariate(7.0, 0.8)))

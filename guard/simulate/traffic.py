@@ -74,6 +74,8 @@ class Traffic:
         self._rate = rate * engines
         self._users = model.Conversations(self._rng, active=20 * engines)
         link, store = model.Link(), model.PrefixCache(400_000, model.CHUNK_TOKENS)
+        for conversation, tokens in self._users.histories()[::2]:  # so that there are hits from the start
+            store.put(conversation, tokens)
         self.engines = [
             Engine(
                 number,

@@ -49,6 +49,7 @@ def test_conversations_grow_and_stay_in_bounds():
     users = model.Conversations(random.Random(1), active=5)
     lengths: dict[int, int] = {}
     grown = 0
+    assert [conversation for conversation, _ in users.histories()] == [1, 2, 3, 4, 5]
     for _ in range(2000):
         prompt = users.next()
         assert 0 < prompt.tokens <= model.LONGEST_PROMPT

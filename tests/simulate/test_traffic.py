@@ -112,6 +112,13 @@ def test_hits_partial_hits_and_misses_all_occur_and_add_up(spans: list[Span]):
     )
 
 
+def test_there_are_hits_and_misses_within_the_first_seconds():
+    requests = named(spans_of(asked("auto"), seconds=15.0), semconv.SPAN_REQUEST)
+    decisions = Counter(span.attributes[semconv.DECISION] for span in requests)
+    assert decisions[semconv.DECISION_REMOTE] >= 0.2 * len(requests)
+    assert decisions[semconv.DECISION_NONE] >= 0.2 * len(requests)
+
+
 def test_the_parts_of_ttft_add_up(spans: list[Span]):
     requests = [span for span in named(spans, semconv.SPAN_REQUEST) if semconv.TTFT in span.attributes]
     for span in requests:
