@@ -43,26 +43,29 @@ class Pending:
     dirty: bool = False
     join_key: str = ""
 
+    def attach_inner(self, span: Span) -> None:
+        """Takes a load or a read. Its id must be new."""
+        self.dirty = True
+        parent = span.parent_id
+        fetch = self.fetches.get(parent)
+        if fetch is None:
+            if span.name == s.SPAN_READ and (lookup := self.lookups.get(parent)) is not None:
+                lookup.reads += 1
+        elif span.name == s.SPAN_READ:
+            fetch.reads += 1
+            fetch.read_bytes += _count(span, s.BYTES, 0)
+            nanoseconds = self.read_ns.get(parent, 0) + span.end_ns - span.start_ns
+            self.read_ns[parent] = nanoseconds
+            fetch.read_seconds = nanoseconds / 1e9
+        else:
+            rank = _count(span, s.RANK, 0)
+            fetch.ranks[rank] = max(span.seconds, fetch.ranks.get(rank, 0.0))
+
     def attach(self, span: Span) -> None:
         """Takes a child span. Its id must be new."""
         name, get = span.name, _getter(span)
-        if name == s.SPAN_READ:
-            fetch = self.fetches.get(span.parent_id)
-            if fetch is not None:
-                fetch.reads += 1
-                fetch.read_bytes += get(s.BYTES, 0)
-                nanoseconds = self.read_ns.get(span.parent_id, 0) + span.end_ns - span.start_ns
-                self.read_ns[span.parent_id] = nanoseconds
-                fetch.read_seconds = nanoseconds / 1e9
-            else:
-                lookup = self.lookups.get(span.parent_id)
-                if lookup is not None:
-                    lookup.reads += 1
-        elif name == s.SPAN_LOAD:
-            fetch = self.fetches.get(span.parent_id)
-            if fetch is not None:
-                rank = get(s.RANK, 0)
-                fetch.ranks[rank] = max(span.seconds, fetch.ranks.get(rank, 0.0))
+        if name == s.SPAN_READ or name == s.SPAN_LOAD:
+            self.attach_inner(span)
         elif name == s.SPAN_LOOKUP:
             self.lookups[span.span_id] = Lookup(get(s.POLLS, 0), get(s.ROUND_TRIPS))
         elif name == s.SPAN_FETCH:
@@ -124,6 +127,11 @@ class Pending:
         else:
             record.output_tokens = record.tpot = None
         set_residual(record)
+
+
+def _count(span: Span, key: str, default: int) -> int:
+    value = span.attributes.get(key, default)
+    return value if isinstance(value, int) else default
 
 
 def _getter(span: Span) -> Any:

@@ -38,6 +38,9 @@ REPEATING: Final = frozenset(KINDS) - {
 }
 """Attributes whose values come again: the decoded form is remembered, so that all spans share one object."""
 
+REPEATING_SPANS: Final = frozenset((s.SPAN_READ, s.SPAN_LOAD))
+"""Spans whose attributes as a whole come again."""
+
 OURS: Final = frozenset(
     (s.SPAN_REQUEST, s.SPAN_LOOKUP, s.SPAN_FETCH, s.SPAN_LOAD, s.SPAN_READ, s.SPAN_STORE, s.SPAN_DECODE,
      s.SPAN_VLLM_REQUEST)
