@@ -15,17 +15,26 @@ def request_record(span: Span, resource: Mapping[str, AttributeValue]) -> Reques
     """
     get: Any = span.attributes.get
     clamped: list[str] = []
-    prompt = _within(get(s.INPUT_TOKENS, 0), None, s.INPUT_TOKENS, clamped)
-    local = _within(get(s.TOKENS_LOCAL, 0), prompt, s.TOKENS_LOCAL, clamped)
-    matched = _within(get(s.TOKENS_MATCHED, 0), prompt - local, s.TOKENS_MATCHED, clamped)
-    loaded = _within(get(s.TOKENS_LOADED, 0), prompt - local, s.TOKENS_LOADED, clamped)
-    computed = _within(get(s.TOKENS_COMPUTED, prompt - local - loaded), prompt, s.TOKENS_COMPUTED, clamped)
+    prompt, local = get(s.INPUT_TOKENS, 0), get(s.TOKENS_LOCAL, 0)
+    matched, loaded = get(s.TOKENS_MATCHED, 0), get(s.TOKENS_LOADED, 0)
+    computed, running, waiting = get(s.TOKENS_COMPUTED), get(s.RUNNING, 0), get(s.WAITING, 0)
+    if computed is None:
+        computed = max(0, prompt - local - loaded)
+    if min(prompt, local, matched, loaded, computed, running, waiting) < 0 or (
+        local > prompt or matched > prompt - local or loaded > prompt - local or computed > prompt
+    ):
+        prompt = _within(prompt, None, s.INPUT_TOKENS, clamped)
+        local = _within(local, prompt, s.TOKENS_LOCAL, clamped)
+        matched = _within(matched, prompt - local, s.TOKENS_MATCHED, clamped)
+        loaded = _within(loaded, prompt - local, s.TOKENS_LOADED, clamped)
+        computed = _within(computed, prompt, s.TOKENS_COMPUTED, clamped)
+        running = _within(running, None, s.RUNNING, clamped)
+        waiting = _within(waiting, None, s.WAITING, clamped)
     intake, queue, lookup, slot, fetch, resume, prefill = parts = [get(key, 0.0) for key in s.TIME_PARTS]
     if min(parts) < 0.0:
         intake, queue, lookup, slot, fetch, resume, prefill = (
             _within(value, None, key, clamped) for key, value in zip(s.TIME_PARTS, parts, strict=True)
         )
-    running = _within(get(s.RUNNING, 0), None, s.RUNNING, clamped)
     record = RequestRecord(
         internal_id=get(s.INTERNAL_ID, ""),
         request_id=get(s.REQUEST_ID, ""),
@@ -55,7 +64,7 @@ def request_record(span: Span, resource: Mapping[str, AttributeValue]) -> Reques
         reason=get(s.DECISION_REASON, ""),
         directive_id=get(s.DIRECTIVE_ID, ""),
         running=running,
-        waiting=_within(get(s.WAITING, 0), None, s.WAITING, clamped),
+        waiting=waiting,
         aborted=get(s.ABORTED, False),
         handoff=get(s.HANDOFF, False),
         simulated=get(s.SIMULATED, False),

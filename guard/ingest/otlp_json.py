@@ -23,7 +23,12 @@ from guard.ingest.fields import (
     TEXT,
     check,
 )
+from guard.ingest.memory import Memory
 from guard.wire import AttributeValue, Span
+
+Attributes = dict[str, AttributeValue]
+
+_tails: Memory[Attributes] = Memory(8192)  # by encoded attributes, of spans that repeat
 
 
 class _Value(msgspec.Struct, gc=False, rename="camel"):
@@ -42,6 +47,9 @@ class _Status(msgspec.Struct, gc=False):
     code: int = 0
 
 
+_NOTHING: Final = msgspec.Raw(b"[]")
+
+
 class _Span(msgspec.Struct, gc=False, rename="camel"):
     trace_id: str = ""
     span_id: str = ""
@@ -50,7 +58,7 @@ class _Span(msgspec.Struct, gc=False, rename="camel"):
     kind: int = 0
     start_time_unix_nano: int = 0
     end_time_unix_nano: int = 0
-    attributes: list[_Pair] | None = None
+    attributes: msgspec.Raw = _NOTHING  # of most spans not read, or known by its text
     status: _Status | None = None
 
 
@@ -86,6 +94,7 @@ class _RawTraces(msgspec.Struct, gc=False, rename="camel"):
 
 _decode: Final = msgspec.json.Decoder(_Traces, strict=False).decode
 _decode_raw: Final = msgspec.json.Decoder(_RawTraces, strict=False).decode
+_decode_pairs: Final = msgspec.json.Decoder(list[_Pair] | None, strict=False).decode
 _decode_span: Final = msgspec.json.Decoder(_Span, strict=False).decode
 
 
@@ -142,15 +151,15 @@ def _take(span: _Span, spans: list[Span], batch: Batch, earliest_ns: int, latest
     problem = fields.ids_problem(trace_id, span_id, parent_id)
     if not problem:
         try:
-            int(trace_id + span_id + parent_id, 16)
+            if len(bytes.fromhex(trace_id + span_id + parent_id)) * 2 != 48 + len(parent_id):
+                problem = "has ids that are not hex"
         except ValueError:
             problem = "has ids that are not hex"
     if not problem and not earliest_ns <= start_ns <= end_ns <= latest_ns:
         problem = fields.times_problem(start_ns, end_ns, earliest_ns, latest_ns)
-    attributes: dict[str, AttributeValue] = {}
+    attributes: Attributes = {}
     if not problem:
-        read = _read_known if name in fields.OURS else _read_free
-        problem = read(span.attributes or [], attributes)
+        attributes, problem = _attributes(name, span.attributes)
     if not problem and name in fields.REQUIRED:
         problem = fields.missing_problem(name, attributes)
     if problem:
@@ -158,6 +167,23 @@ def _take(span: _Span, spans: list[Span], batch: Batch, earliest_ns: int, latest
         return
     error = span.status is not None and span.status.code == 2
     spans.append(Span(name, trace_id, span_id, parent_id, start_ns, end_ns, attributes, span.kind, error))
+
+
+def _attributes(name: str, raw: msgspec.Raw) -> tuple[Attributes, str]:
+    """A span's attributes, and what is wrong with them, if anything."""
+    repeats = name in fields.REPEATING_SPANS
+    encoded = bytes(raw) if repeats else b""
+    if repeats and (known := _tails.get(encoded)) is not None:
+        return known, ""
+    try:
+        pairs = _decode_pairs(raw) or []
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return {}, str(error)[:120]
+    attributes: Attributes = {}
+    problem = _read_known(pairs, attributes) if name in fields.OURS else _read_free(pairs, attributes)
+    if repeats and not problem:
+        _tails.keep(encoded, attributes)
+    return attributes, problem
 
 
 def _scalar(value: _Value | None) -> AttributeValue | None:
@@ -170,7 +196,7 @@ def _scalar(value: _Value | None) -> AttributeValue | None:
     return value.bool_value if value.double_value is None else value.double_value
 
 
-def _read_known(pairs: list[_Pair], attributes: dict[str, AttributeValue]) -> str:
+def _read_known(pairs: list[_Pair], attributes: Attributes) -> str:
     kind_of = KINDS.get
     for pair in pairs:
         key = pair.key
@@ -205,7 +231,7 @@ def _read_known(pairs: list[_Pair], attributes: dict[str, AttributeValue]) -> st
     return ""
 
 
-def _read_free(pairs: list[_Pair], attributes: dict[str, AttributeValue]) -> str:
+def _read_free(pairs: list[_Pair], attributes: Attributes) -> str:
     for pair in pairs[:MAX_FREE_ATTRIBUTES]:
         value = _scalar(pair.value)
         if value is not None and value == value:
@@ -213,6 +239,6 @@ def _read_free(pairs: list[_Pair], attributes: dict[str, AttributeValue]) -> str
     return ""
 
 
-def _resource(resource: _Resource | None) -> dict[str, AttributeValue]:
+def _resource(resource: _Resource | None) -> Attributes:
     pairs = resource.attributes or [] if resource is not None else []
     return {pair.key: value for pair in pairs if (value := _scalar(pair.value)) is not None}

@@ -9,7 +9,7 @@ through upb and the generated classes. Both ways give the same (a test says so).
 from collections.abc import Iterable
 from itertools import islice
 from struct import Struct
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
@@ -23,26 +23,10 @@ from guard.errors import WireError
 from guard.ingest import fields
 from guard.ingest.batch import Batch
 from guard.ingest.fields import KINDS, MAX_FREE_ATTRIBUTES, MAX_SECONDS, MAX_TEXT, check
+from guard.ingest.memory import Memory
 from guard.wire import AttributeValue, Span
 
 Attributes = dict[str, AttributeValue]
-_V = TypeVar("_V")
-
-
-class Memory(dict[bytes, _V]):
-    """What encoded bytes were found to mean. Begins anew when it is full, so no sender can make it grow."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__()
-        self._limit = limit
-
-    def keep(self, encoded: bytes, meaning: _V) -> _V:
-        """Remembers, and returns, the meaning."""
-        if len(self) >= self._limit:
-            self.clear()
-        self[encoded] = meaning
-        return meaning
-
 
 _FIELD: Final = descriptor_pb2.FieldDescriptorProto
 _VIEW: Final = {
@@ -78,6 +62,7 @@ _double: Final = Struct("<d").unpack_from
 _SECONDS: Final = {
     b"\x0a%c%b\x12\x09\x21" % (len(key), key.encode()): key for key, kind in KINDS.items() if kind == fields.SECONDS
 }
+_MAX_SECONDS_KEYS: Final = len(_SECONDS) + 256  # also holds keys of others' doubles, as "": read, then dropped
 _PREFIXES: Final = {b"\x0a%c%b" % (len(key), key.encode()): (key, kind) for key, kind in KINDS.items()}
 _MP: Final = semconv.LMCACHE_SPAN_PREFIX.encode()
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
@@ -172,8 +157,9 @@ def _pairs_of(raw: bytes) -> tuple[Attributes, bool] | None:
                 return None
         else:
             number = attributes[key] = _double(pair, len(pair) - 8)[0]
-            if not 0.0 <= number <= MAX_SECONDS:
+            if not 0.0 <= number <= MAX_SECONDS and key:
                 return None
+    attributes.pop("", None)
     status = view.status
     return attributes, bool(status) and _is_error(status[-1])
 
@@ -185,6 +171,10 @@ def _other(pair: bytes, attributes: Attributes) -> bool:
     mark = pair[1] + 2
     found = _PREFIXES.get(pair[:mark])
     if found is None:
+        if pair[mark : mark + 3] == b"\x12\x09\x21" and len(_SECONDS) < _MAX_SECONDS_KEYS:
+            _SECONDS[pair[:-8]] = ""
+        elif len(pair) <= mark + 4:
+            _pairs.keep(pair, ("", 0))
         return True
     key, kind = found
     size = len(pair)
