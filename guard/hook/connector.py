@@ -36,15 +36,16 @@ def guarded(inner: type) -> type:
         return inner
     capability = capability_of(inner)
     cls = _make(inner, capability)
-    for name, guard in (
-        ("on_new_request", _on_new_request),
-        ("get_transfer_results", _get_transfer_results),
-        ("request_finished_all_groups", _request_finished_all_groups),
-    ):
-        if hasattr(inner, name):
-            setattr(cls, name, guard(cls))
-    if not hasattr(inner, "get_transfer_results"):
+    # What vLLM calls is what its base class has; a connector may bring methods for newer versions.
+    base = next((parent for parent in inner.__mro__ if parent.__name__ == "KVConnectorBase_V1"), inner)
+    if hasattr(base, "on_new_request"):
+        cls.on_new_request = _on_new_request(cls)  # type: ignore[attr-defined]
+    if hasattr(base, "get_transfer_results"):
+        cls.get_transfer_results = _get_transfer_results(cls)  # type: ignore[attr-defined]
+    else:
         cls.get_finished = _get_finished(cls)  # type: ignore[attr-defined]
+    if hasattr(inner, "request_finished_all_groups"):
+        cls.request_finished_all_groups = _request_finished_all_groups(cls)  # type: ignore[attr-defined]
     cls.__name__ = inner.__name__
     cls.__qualname__ = inner.__qualname__
     cls.__module__ = inner.__module__

@@ -85,7 +85,8 @@ class SchedulerSide:
             leg.round_trips = self.adapter.answered(request, local, tokens)
         if not state.told:
             leg.local = local
-            leg.matched = max(0, tokens)
+            if not state.load_failed:  # else what was loaded in vain would be hidden
+                leg.matched = max(0, tokens)
         if tokens <= 0:
             return answer
         leg.asynchronous = asynchronous

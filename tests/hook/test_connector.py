@@ -119,6 +119,15 @@ def test_the_guarded_class_keeps_the_inner_ones_identity() -> None:
     assert not hasattr(cls, "get_transfer_results")
 
 
+def test_results_are_taken_from_the_method_that_this_vllm_calls() -> None:
+    old = type("KVConnectorBase_V1", (), {"get_finished": FakeConnector.get_finished})
+    newer_connector = type("Theirs", (FakeConnector, old), {"get_transfer_results": lambda self, ids: None})
+    assert "get_finished" in vars(guarded(newer_connector))
+    assert "get_transfer_results" not in vars(guarded(newer_connector))
+    new = type("KVConnectorBase_V1", (), {"get_transfer_results": lambda self, ids: None})
+    assert "get_transfer_results" in vars(guarded(type("Theirs", (FakeConnector, new), {})))
+
+
 def test_invariant_1_fail_open(make: Make, runtime: FakeRuntime) -> None:
     runtime.directive = None
     connector = make(MooncakeStoreConnector)
@@ -216,6 +225,8 @@ def test_invariant_3_a_failed_load_is_not_matched_again(
     assert decision(spans[0])[1] == "load-failed"
     fetches = [span for span in spans if span.name == semconv.SPAN_FETCH]
     assert [span.attributes[semconv.OUTCOME] for span in fetches] == ["failed"]
+    assert spans[0].attributes[semconv.TOKENS_MATCHED] == 2048
+    assert spans[0].attributes[semconv.TOKENS_LOADED] == 0
 
 
 def test_invariant_4_no_partial_counts(make: Make, runtime: FakeRuntime) -> None:
