@@ -143,9 +143,10 @@ def test_sampling_reads_json_alike() -> None:
     assert json.loads(kept[0])["resourceSpans"][0] == {"resource": {"x": 1}, "scopeSpans": [{"spans": spans[1:]}]}
 
 
-@pytest.mark.parametrize(
-    "body", [b"{", b"[]", b'{"resourceSpans":[{"scopeSpans":[{"spans":[{}]}]}]}', b'{"resourceSpans":3}']
-)
+NO_ID = b'{"resourceSpans":[{"scopeSpans":[{"spans":[{}]}]}]}'
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", NO_ID, b'{"resourceSpans":3}'])
 def test_sampling_of_what_is_no_request(body: bytes) -> None:
     with pytest.raises(WireError):
         sample(body, "application/json", "", 0.5)

@@ -55,8 +55,11 @@ async def test_metrics_of_an_engine_in_both_formats(client: httpx2.AsyncClient, 
 
 
 async def test_errors_of_the_framework_are_problems(client: httpx2.AsyncClient, runtime: Runtime) -> None:
-    for method, path, status in (("GET", "/nothing", 404), ("POST", "/livez", 405), ("GET", "/v1/traces", 405),
-                                 ("POST", "/v1/directives/e", 405), ("GET", "/v1/offload/history?limit=x", 422)):  # fmt: skip
+    cases = (
+        ("GET", "/nothing", 404), ("POST", "/livez", 405), ("GET", "/v1/traces", 405),
+        ("POST", "/v1/directives/e", 405), ("GET", "/v1/offload/history?limit=x", 422),
+    )  # fmt: skip
+    for method, path, status in cases:
         answer = await client.request(method, path)
         assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json"), path
         problem = answer.json()
