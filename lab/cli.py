@@ -36,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments[:1] if passed_on else arguments)
     if passed_on:
         options.words = arguments[1:]
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGINT):  # SIGINT too: a shell starts background jobs with it ignored
+        signal.signal(number, _interrupt)
     try:
         return _dispatch(options, arguments)
     except LabError as error:

@@ -10,7 +10,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -26,8 +26,6 @@ CAUSE = re.compile(r"\b\w*(Error|Exception): ")
 
 class Process:
     """A program with a log file, in its own process group; a context manager that waits for health and stops it.
-
-    Should the lab itself be killed, the kernel sends the program SIGTERM, so nothing stays behind.
 
     Args:
         name: what people call it, and the stem of its log file.
@@ -55,6 +53,7 @@ class Process:
         self.name = name
         self.command = [str(part) for part in command]
         self.log = run_dir / f"{name}.log"
+        self._pid_file = run_dir / f"{name}.pid"
         self.hint = hint
         self._ready = ready
         self._timeout = timeout
@@ -88,9 +87,7 @@ class Process:
             LabError: it ended or was not ready in time; the text holds its last log lines.
         """
         env = {**os.environ, **self._env}
-        command = ["setpriv", "--pdeathsig", "TERM", *self.command]
-        if self._netns:
-            command = ["nsenter", f"--net={self._netns}", *command]
+        command = ["nsenter", f"--net={self._netns}", *self.command] if self._netns else self.command
         if not shutil.which(self.command[0], path=env.get("PATH")):
             raise LabError(f"{self.name}: there is no program {self.command[0]}. {self.hint}")
         with self.log.open("ab") as log:
@@ -102,6 +99,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._pid_file.write_text(str(self._popen.pid))
         try:
             self._wait_ready()
         except BaseException:
@@ -152,7 +150,25 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._popen.wait(STOP_SECONDS)
+        self._pid_file.unlink(missing_ok=True)
         self._popen = None
+
+
+@contextlib.contextmanager
+def janitor(run_dir: Path) -> Iterator[None]:
+    """Stops what is left in `run_dir` should this process be killed with no chance to do so itself.
+
+    A shell that waits for its standard input to end, which is when we do, and then kills every process group that still
+    has a pid file; after an orderly stop there is none. (A death signal to each child is not enough: vLLM while it
+    starts does not act on SIGTERM, and its engine core outlives it.)
+    """
+    script = 'cat; for file in "$0"/*.pid; do [ -e "$file" ] && kill -KILL "-$(cat "$file")"; rm -f "$file"; done'
+    shell = subprocess.Popen(["sh", "-c", script, str(run_dir)], stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        shell.stdin.close()
+        shell.wait(STOP_SECONDS)
 
 
 def free_port() -> int:

@@ -129,9 +129,10 @@ def rotel_collector(env: LabEnv, run_dir: Path, grpc_port: int, http_port: int, 
     """The OTLP collector: takes gRPC (the default of vLLM and LMCache) and hands on to `target` over HTTP."""
     agent = next(env.rotel.glob("lib/python*/site-packages/rotel/rotel-agent"))
     command = [agent, "start", "--otlp-grpc-endpoint", f"127.0.0.1:{grpc_port}"]
-    command += ["--otlp-http-endpoint", f"127.0.0.1:{http_port}", "--exporter", "otlp"]
-    command += ["--otlp-exporter-endpoint", target, "--otlp-exporter-protocol", "http"]
-    return Process("rotel", command, run_dir, ready=_listens(grpc_port), timeout=15)
+    command += ["--otlp-http-endpoint", f"127.0.0.1:{http_port}", "--exporters", "service:otlp,nowhere:blackhole"]
+    command += ["--exporters-traces", "service", "--exporters-metrics", "nowhere", "--exporters-logs", "nowhere"]
+    target_env = {"ROTEL_EXPORTER_SERVICE_ENDPOINT": target, "ROTEL_EXPORTER_SERVICE_PROTOCOL": "http"}
+    return Process("rotel", command, run_dir, env=target_env, ready=_listens(grpc_port), timeout=15)
 
 
 def _listens(port: int) -> Callable[[], bool]:

@@ -23,7 +23,7 @@ from lab.config import StackConfig
 from lab.env import LabEnv
 from lab.errors import LabError
 from lab.injector.control import Injector
-from lab.processes import Process, free_port, wait_until
+from lab.processes import Process, free_port, janitor, wait_until
 from lab.redis import Redis
 from lab.service import Service
 from lab.transfer import kv_transfer
@@ -90,6 +90,7 @@ class Stack:
         return process
 
     def _start(self) -> None:
+        self._exit.enter_context(janitor(self.run_dir))
         config, run_dir = self.config, self.run_dir
         store = self._start_store() if config.uses_store else ("", 0)
         service_url = self._start_service() if config.service else None
