@@ -10,18 +10,17 @@ u ends with the answer that was used first. f is the sum of the fetch attempts, 
 usable. Where a load is synchronous the request is scheduled before its KV is usable: q3 is 0 and p starts at usable.
 """
 
-import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from guard import gate, semconv
 from guard.connectors import Capability
 from guard.gate import Decision
+from guard.hook.spans import CLIENT, hex_id, make_span, seconds
 from guard.wire import AttributeValue, Span
 
-CLIENT: Final = 3
 _SUFFIX: Final = re.compile(r"-[0-9a-f]{8}$")
 
 
@@ -175,21 +174,6 @@ def hidden(internal_id: str, salt: bytes) -> str:
     return hashlib.blake2b(internal_id.encode(), key=salt[:64], digest_size=8).hexdigest()
 
 
-def new_rng() -> random.Random:
-    """A source of span ids, seeded by the system; ids are no secrets."""
-    return random.Random()  # noqa: S311
-
-
-def new_id(bits: int, rng: random.Random) -> int:
-    """A random id that is not 0, which OpenTelemetry forbids."""
-    return rng.getrandbits(bits) or 1
-
-
-def hex_id(value: int, digits: int) -> str:
-    """An id as lower-case hex; 0 means none."""
-    return f"{value:0{digits}x}" if value else ""
-
-
 @dataclass(slots=True)
 class RequestRecord:
     """A request that has its first token, or ended without one: request, lookup and fetch spans."""
@@ -224,7 +208,7 @@ class RequestRecord:
             if leg.directive_id:
                 attributes[semconv.DIRECTIVE_ID] = leg.directive_id
         if state.first:
-            attributes[semconv.TTFT] = _seconds(state.first - state.arrival)
+            attributes[semconv.TTFT] = seconds(state.first - state.arrival)
         else:
             attributes[semconv.ABORTED] = True
             if state.error:
@@ -265,17 +249,17 @@ class RequestRecord:
         fetch += sum(max(0, end - a.start) for a in self.open_attempts)
         usable = end if self.open_attempts else max((a.end for a in self.attempts), default=alloc)
         scheduled = state.scheduled or end
-        lookup = _seconds(lookup_end - lookup_start)
+        lookup = seconds(lookup_end - lookup_start)
         return {
-            semconv.TIME_INTAKE: _seconds(state.seen - state.arrival),
-            semconv.TIME_QUEUE: _seconds(lookup_start - state.seen),
+            semconv.TIME_INTAKE: seconds(state.seen - state.arrival),
+            semconv.TIME_QUEUE: seconds(lookup_start - state.seen),
             semconv.TIME_LOOKUP: lookup,
-            semconv.TIME_SLOT: _seconds(alloc - lookup_end),
-            semconv.TIME_FETCH: _seconds(fetch),
-            semconv.TIME_RESUME: _seconds(scheduled - usable),
-            semconv.TIME_PREFILL: _seconds(end - max(scheduled, usable)),
+            semconv.TIME_SLOT: seconds(alloc - lookup_end),
+            semconv.TIME_FETCH: seconds(fetch),
+            semconv.TIME_RESUME: seconds(scheduled - usable),
+            semconv.TIME_PREFILL: seconds(end - max(scheduled, usable)),
             # A recompute waits for its blocks as well, so q2 is no price of the remote road.
-            semconv.EXPOSED_WAIT: lookup + _seconds(fetch),
+            semconv.EXPOSED_WAIT: lookup + seconds(fetch),
         }
 
     def _lookup(self, leg: Leg) -> Span:
@@ -330,7 +314,7 @@ class DecodeRecord:
         attributes[semconv.ENGINE_ID] = self.scope.engine_id
         attributes[semconv.OUTPUT_TOKENS] = state.output_tokens
         if state.output_tokens > 1:
-            attributes[semconv.TPOT] = _seconds(state.finish - state.first) / (state.output_tokens - 1)
+            attributes[semconv.TPOT] = seconds(state.finish - state.first) / (state.output_tokens - 1)
         if state.error:
             attributes[semconv.ERROR_TYPE] = state.error
         span_id = state.span_id ^ 0x5DEC0DE  # its own id without asking for one on the engine thread
@@ -364,39 +348,6 @@ def fetch_span(state: RequestState, attempt: Attempt, scope: Scope) -> Span:
     return span
 
 
-class Traced(Protocol):
-    """Whatever a span is made for: a trace, whether it is sampled, and wall minus monotonic time in ns."""
-
-    trace_id: int
-    sampled: bool
-    anchor: int
-
-
-def make_span(
-    owner: Traced,
-    name: str,
-    span_id: int,
-    parent_id: int,
-    start: int,
-    end: int,
-    attributes: dict[str, AttributeValue],
-    kind: int = 1,
-) -> Span:
-    """A span of the owner's trace; an end before the start is moved to the start."""
-    if not owner.sampled:
-        attributes[semconv.SAMPLED] = False
-    return Span(
-        name=name,
-        trace_id=hex_id(owner.trace_id, 32),
-        span_id=hex_id(span_id, 16),
-        parent_id=hex_id(parent_id, 16),
-        start_ns=start + owner.anchor,
-        end_ns=max(start, end) + owner.anchor,
-        attributes=attributes,
-        kind=kind,
-    )
-
-
 def _common(state: RequestState, scope: Scope, backend: Backend) -> dict[str, AttributeValue]:
     ids = scope.ids(state.internal_id)
     attributes: dict[str, AttributeValue] = {
@@ -411,7 +362,3 @@ def _common(state: RequestState, scope: Scope, backend: Backend) -> dict[str, At
     if state.handoff:
         attributes[semconv.HANDOFF] = True
     return attributes
-
-
-def _seconds(nanoseconds: int) -> float:
-    return max(0, nanoseconds) / 1e9

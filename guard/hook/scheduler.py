@@ -11,7 +11,8 @@ from typing import Any, Final
 from guard import gate, semconv
 from guard.gate import Decision
 from guard.hook.adapters.base import Adapter
-from guard.hook.requests import Attempt, Backend, Leg, RequestState, new_id
+from guard.hook.requests import Attempt, Backend, Leg, RequestState
+from guard.hook.spans import new_id
 from guard.hook.table import RequestTable
 from guard.hook.worker import ENVELOPE, Context, Envelope, Load, SyncLoads
 from guard.wire import Directive

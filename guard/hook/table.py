@@ -21,9 +21,8 @@ from guard.hook.requests import (
     RequestRecord,
     RequestState,
     Scope,
-    new_id,
-    new_rng,
 )
+from guard.hook.spans import new_id, new_rng
 from guard.hook.traceparent import parse
 
 REQUESTS_LIMIT: Final = 65536
