@@ -7,6 +7,7 @@ series go. Histograms are cumulative only when scraped, so that counting costs o
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Final
 
@@ -23,7 +24,7 @@ from guard.wire import AttributeValue, RequestRecord
 OTHER: Final = "other"
 LABEL_LIMITS: Final[Mapping[str, int]] = {
     "model_name": 64, "engine_id": 1024, "backend": 64, "class": 64, "decision": 8, "reason": 64, "outcome": 8,
-    "kind": 16, "status": 32,
+    "kind": 16, "status": 32, "cause": 4,
 }  # fmt: skip
 SERIES_LIMIT: Final = 2048
 """Most label sets of one metric; beyond it all of them count under `other`."""
@@ -31,6 +32,11 @@ SERIES_LIMIT: Final = 2048
 IDLE_SECONDS: Final = 3600.0
 _VALUE_LIMIT: Final = 256
 _PROCESS_LIMIT: Final = 16_384
+
+_CACHE_LIMIT: Final = 8192
+
+_Key = tuple[str, str, str, str, str, str]
+_KEY: Final = ("model_name", "engine_id", "backend", "class", "decision", "reason")
 
 GaugeSource = Callable[[], Iterable[tuple[Metric, Sequence[str], float]]]
 
@@ -97,6 +103,16 @@ class _Table:
         return counter
 
 
+@dataclass(slots=True)
+class _Admitted:
+    """The labels of a kind of request as they are shown, and its row of `kvguard_decisions_total`."""
+
+    labels: tuple[str, str, str, str]
+    decision: tuple[str, ...]
+    requests: list[float]
+    seen: float
+
+
 class Telemetry(Collector):
     """Everything the service counts. `clock` is monotonic seconds; `gauges` is asked at every scrape."""
 
@@ -107,6 +123,7 @@ class Telemetry(Collector):
             metric.name: _Table(metric) for metric in semconv.METRICS if metric.kind in ("histogram", "counter")
         }
         self._labels = {name: _Labels(limit) for name, limit in LABEL_LIMITS.items()}
+        self._admitted: dict[_Key, _Admitted] = {}  # saves admitting the same six labels for every request
         self._processes: dict[tuple[str, ...], tuple[int, int]] = {}
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
@@ -114,13 +131,13 @@ class Telemetry(Collector):
     def observe(self, record: RequestRecord) -> None:
         """Counts one joined request; an aborted one does not count as TTFT."""
         now = self._clock()
-        model = self._admit("model_name", record.model, now)
-        engine = self._admit("engine_id", record.engine_id, now)
-        backend = self._admit("backend", record.backend, now)
-        decision = self._admit("decision", record.decision, now)
-        labels = (model, engine, backend, self._admit("class", record.class_, now))
-        reason = self._admit("reason", record.reason, now)
-        self._tables[semconv.DECISIONS_TOTAL.name].row((model, engine, backend, decision, reason))[0] += 1
+        key = (record.model, record.engine_id, record.backend, record.class_, record.decision, record.reason)
+        admitted = self._admitted.get(key)
+        if admitted is None:
+            admitted = self._admit_all(key, now)
+        admitted.seen = now
+        labels, decision = admitted.labels, admitted.decision
+        admitted.requests[0] += 1
         for fetch in record.fetches:
             outcome = self._admit("outcome", fetch.outcome, now)
             self._histogram(semconv.KV_FETCH_DURATION, (*labels, outcome), fetch.seconds)
@@ -132,9 +149,9 @@ class Telemetry(Collector):
             self._histogram(semconv.KV_MISS_LATENCY, labels, record.miss_latency)
             self._histogram(semconv.KV_EXPOSED_WAIT, labels, record.exposed_wait)
         if record.ttft is not None and not record.aborted:
-            self._histogram(semconv.TTFT_SECONDS, (*labels, decision), record.ttft)
+            self._histogram(semconv.TTFT_SECONDS, decision, record.ttft)
             if record.residual is not None:
-                self._histogram(semconv.TTFT_RESIDUAL, (model, engine), abs(record.residual))
+                self._histogram(semconv.TTFT_RESIDUAL, labels[:2], abs(record.residual))
 
     def count(self, metric: Metric, *labels: str, by: float = 1.0) -> None:
         """Adds to a counter. `by` of 0 makes the series appear."""
@@ -172,6 +189,10 @@ class Telemetry(Collector):
     def forget_idle(self) -> None:
         """Drops the label values, with their series, that were not seen for `IDLE_SECONDS`."""
         before = self._clock() - IDLE_SECONDS
+        for key, admitted in self._admitted.items():
+            if admitted.seen >= before:
+                self._admit_all(key, admitted.seen)
+        self._admitted.clear()
         gone = {name: values for name, bound in self._labels.items() if (values := bound.forget(before))}
         if not gone:
             return
@@ -197,6 +218,17 @@ class Telemetry(Collector):
 
     def _admit(self, name: str, value: str, now: float) -> str:
         return self._labels[name].admit(value, now)
+
+    def _admit_all(self, key: _Key, now: float) -> "_Admitted":
+        model, engine, backend, class_, decision, reason = (
+            self._admit(name, value, now) for name, value in zip(_KEY, key, strict=True)
+        )
+        labels = (model, engine, backend, class_)
+        row = self._tables[semconv.DECISIONS_TOTAL.name].row((model, engine, backend, decision, reason))
+        admitted = _Admitted(labels, (*labels, decision), row, now)
+        if len(self._admitted) < _CACHE_LIMIT:
+            self._admitted[key] = admitted
+        return admitted
 
     def _histogram(self, metric: Metric, labels: tuple[str, ...], value: float) -> None:
         if value >= 0.0:  # neither broken nor NaN

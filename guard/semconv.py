@@ -199,6 +199,10 @@ INGEST_ORPHANS: Final = Metric(
     "kvguard_ingest_orphans_total", "counter",
     "Spans whose request span did not arrive before the watermark, by kind.", ("kind",),
 )  # fmt: skip
+INGEST_LOST: Final = Metric(
+    "kvguard_ingest_lost_spans_total", "counter",
+    "Spans that the join dropped to bound its memory, by kind and cause (evicted, overflow).", ("kind", "cause"),
+)  # fmt: skip
 FORWARD_SPANS: Final = Metric(
     "kvguard_forward_spans_total", "counter",
     "Spans forwarded to the configured OTLP endpoint, by outcome (sent, dropped, failed).", ("outcome",),
@@ -214,6 +218,6 @@ BUILD_INFO: Final = Metric("kvguard_build_info", "gauge", "1; the version that r
 METRICS: Final = (
     KV_LOOKUP_DURATION, KV_FETCH_DURATION, KV_MISS_LATENCY, KV_EXPOSED_WAIT, KV_FETCH_BYTES, TTFT_SECONDS,
     TTFT_RESIDUAL, DECISIONS_TOTAL, OFFLOAD_MODE, DIRECTIVE_AGE, ENGINE_INFO, HOOK_RECORDS_DROPPED, HOOK_ERRORS_TOTAL,
-    INGEST_SPANS, INGEST_REQUESTS, INGEST_ORPHANS, FORWARD_SPANS, JOIN_PENDING, LOOP_LAST_RUN, BUILD_INFO,
+    INGEST_SPANS, INGEST_REQUESTS, INGEST_ORPHANS, INGEST_LOST, FORWARD_SPANS, JOIN_PENDING, LOOP_LAST_RUN, BUILD_INFO,
 )  # fmt: skip
 """Every metric that the service exposes, in the order of docs/metrics.md."""

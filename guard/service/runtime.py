@@ -82,8 +82,10 @@ class Runtime:
         for record in self.joiner.amended:
             self.window.amend(record)
         self.window.expire(now_ns)
-        for kind, orphans in self.joiner.counts.orphans.items():
-            self.telemetry.set_total(semconv.INGEST_ORPHANS, kind, value=orphans)
+        counts = self.joiner.counts
+        self._totals(semconv.INGEST_ORPHANS, counts.orphans)
+        self._totals(semconv.INGEST_LOST, counts.evicted, "evicted")
+        self._totals(semconv.INGEST_LOST, counts.overflow, "overflow")
         self.switches.expire()  # publishes when something ran out
         self._ticks += 1
         if self._ticks % _SWEEP_TICKS == 0:
@@ -108,6 +110,10 @@ class Runtime:
             limits=self._limits,
             now_ns=self._now_ns(),
         )
+
+    def _totals(self, metric: Metric, by_kind: Mapping[str, int], *labels: str) -> None:
+        for kind, total in by_kind.items():
+            self.telemetry.set_total(metric, kind, *labels, value=total)
 
     def _now_ns(self) -> int:
         return int(self.clock.wall() * 1e9)

@@ -27,6 +27,10 @@ STOP_SECONDS: Final = 2.0
 """How long requests under way may take once the service stops."""
 
 BACKLOG: Final = 4096
+GC_THRESHOLDS: Final = (20_000, 20, 100)
+"""The window holds millions of objects without cycles; a full collection stops the event loop for as long as it looks
+at all of them, so there is one per tens of millions of allocations only."""
+
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 log = structlog.get_logger("guard.service")
@@ -74,6 +78,7 @@ class Server(uvicorn.Server):
         """Starts to listen and tells where."""
         await super().startup(sockets)
         gc.freeze()  # what start-up made lives for ever: the collector need not look at it
+        gc.set_threshold(*GC_THRESHOLDS)
         if self.started and sockets:
             host, port = sockets[0].getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"

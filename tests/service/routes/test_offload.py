@@ -97,10 +97,12 @@ async def test_wait_answers_when_the_live_engines_have_applied(client: httpx2.As
     await apply(client, "a/0")
     await apply(client, "b/0")
     switching = asyncio.create_task(client.put(URL + "fleet", json={"mode": "off"}, params={"wait": 30}))
-    await asyncio.sleep(0.05)
-    assert not switching.done()
+    for _ in range(1000):  # until it is on disk and in force
+        if (await client.get(URL + "fleet")).status_code == 200:
+            break
+        await asyncio.sleep(0.01)
     await apply(client, "a/0")
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.1)
     assert not switching.done()
     await apply(client, "b/0")
     answer = (await asyncio.wait_for(switching, 5)).json()
