@@ -12,7 +12,7 @@ one set-up together in a module.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ import pytest
 from lab import env
 from lab.config import StackConfig
 from lab.env import LabEnv
+from lab.sink import Sink
 from lab.stack import Stack
 
 
@@ -70,13 +71,43 @@ def stacks(lab_env: LabEnv) -> Iterator[Stacks]:
         running.stop()
 
 
+@pytest.fixture(scope="session")
+def sink() -> Iterator[Sink]:
+    """A stand-in for the user's tracing backend: what the services of these stacks forward arrives here."""
+    with Sink() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="session")
+def forward(sink: Sink) -> dict[str, str]:
+    """`service_env` of a stack whose service forwards what it receives to the sink."""
+    return {"KVGUARD_SERVE_FORWARD_ENDPOINT": sink.url}
+
+
 @pytest.fixture
-def mp(stacks: Stacks) -> Stack:
+def mp(stacks: Stacks, forward: dict[str, str]) -> Stack:
     """LMCacheMPConnector with the hook, vLLM's own spans straight to the service."""
-    return stacks.get(StackConfig(otlp="service", command_proxy=True))
+    return stacks.get(StackConfig(otlp="service", command_proxy=True, service_env=forward))
 
 
 @pytest.fixture
-def inprocess(stacks: Stacks) -> Stack:
+def inprocess(stacks: Stacks, forward: dict[str, str]) -> Stack:
     """LMCache inside vLLM (synchronous loads) with the hook."""
-    return stacks.get(StackConfig(connector="lmcache", otlp="service", command_proxy=True))
+    return stacks.get(StackConfig(connector="lmcache", otlp="service", command_proxy=True, service_env=forward))
+
+
+_FIGURES: list[str] = []
+
+
+@pytest.fixture
+def figure(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Keeps a measured figure for the end of the run, where all of them are shown."""
+    return lambda text: _FIGURES.append(f"{request.node.name}: {text}")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Shows the figures that the tests measured."""
+    if _FIGURES:
+        terminalreporter.section("measured")
+        for line in _FIGURES:
+            terminalreporter.line(line)
