@@ -307,7 +307,7 @@ def _before_results(connector: Any) -> WorkerSide | None:
 def _after_results(connector: Any, side: WorkerSide, finished: Any, failed: Any) -> None:
     try:
         if finished:
-            side.finished(finished, failed or ())
+            side.finished(finished, failed or connector._kvguard_adapter.failed_loads())
         side.stores(connector._kvguard_adapter.pending_stores())
     except Exception as error:  # noqa: BLE001
         connector._kvguard_failsafe.record("results", error)

@@ -156,6 +156,17 @@ def test_lmcache_mp_store_switch_returns_to_what_it_was(can_store: bool) -> None
     assert connector._can_store is can_store
 
 
+def test_lmcache_mp_workers_tell_stores_under_way_and_failed_loads() -> None:
+    meta = SimpleNamespace(requests=[store_item("a", 512)])
+    worker = SimpleNamespace(store_futures={"a": object(), "b": object()}, _failed_request_ids={"c"})
+    connector = SimpleNamespace(worker_adapter=worker, _connector_metadata=meta)
+    adapter = LMCacheMPAdapter(connector, LMCACHE_MP)
+    assert adapter.pending_stores() == {"a": 512, "b": 0}
+    assert adapter.failed_loads() == {"c"}
+    worker.store_futures = {}
+    assert adapter.pending_stores() == {}
+
+
 def test_lmcache_mp_eager_lookups_are_known() -> None:
     adapter = LMCacheMPAdapter(MPConnector(_eager_prefetch=True), LMCACHE_MP)
     assert adapter.lookup_starts_early(FakeRequest())

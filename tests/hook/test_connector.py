@@ -437,6 +437,11 @@ def test_each_rank_tells_its_share_of_an_asynchronous_load(
     (load,) = runtime.spans()
     assert load.seconds == pytest.approx(0.025)
     assert load.attributes[semconv.TOKENS] == 2048
+    assert load.attributes[semconv.OUTCOME] == "ok"
+    worker._kvguard_adapter.failed_loads = lambda: {request.request_id}
+    worker.start_load_kv(SimpleNamespace())
+    worker.get_finished({request.request_id})
+    assert [span.attributes[semconv.OUTCOME] for span in runtime.spans()] == ["failed"]
 
 
 def test_stores_are_stopped_only_while_the_metadata_is_built(make: Make, runtime: FakeRuntime) -> None:

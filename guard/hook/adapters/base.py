@@ -4,6 +4,7 @@ An adapter holds the guarded connector object and touches its internals only by 
 method may raise: the caller counts the error and goes on as if the adapter were not there.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from guard.connectors import Capability
@@ -56,3 +57,7 @@ class Adapter:
     def pending_stores(self) -> dict[str, int]:
         """Stores under way in this process: tokens by request id."""
         return {}
+
+    def failed_loads(self) -> Collection[str]:
+        """Requests of which this rank knows that a load failed, where it names them."""
+        return ()

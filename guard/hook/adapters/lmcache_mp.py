@@ -12,6 +12,7 @@ Round trips. LMCache's server asks the store for every whole chunk of the prompt
 match (GET) while the lookup runs. The count below is that of an empty L1 cache in front of the store.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 from guard.connectors import Capability
@@ -114,6 +115,10 @@ class LMCacheMPAdapter(Adapter):
             if item.direction == "STORE":
                 sizes[item.request_id] = item.op.end - item.op.start
         return {request_id: sizes.get(request_id, 0) for request_id in futures}
+
+    def failed_loads(self) -> Collection[str]:
+        """What the worker's adapter notes; it keeps the names for longer than one step."""
+        return getattr(self.connector.worker_adapter, "_failed_request_ids", ())
 
     def _known(self, request: Any) -> int:
         return self.stored.known(request.block_hashes, self._hash_tokens, self._chunk_tokens())
