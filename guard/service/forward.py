@@ -2,7 +2,7 @@
 
 A body is passed on as it came. The queue is bounded in bytes and drops its oldest; what is lost is counted. With a
 ratio below 1 only the traces whose id falls under it go on, whole traces, the same ones that OpenTelemetry's
-TraceIdRatioBased sampler keeps.
+TraceIdRatioBased sampler keeps. Spans of a trace that its caller does not sample (`kvguard.sampled` false) stay here.
 """
 
 import asyncio
@@ -99,12 +99,11 @@ class Forwarder:
     async def _settle(self, export: Export) -> None:
         outcome = "dropped"
         try:
-            if self._ratio < 1.0:
-                sampled = await asyncio.to_thread(_sample, export, self._ratio)
-                if sampled is None:
-                    outcome = ""
-                    return
-                export = sampled
+            sampled = await asyncio.to_thread(_sample, export, self._ratio)
+            if sampled is None:
+                outcome = ""
+                return
+            export = sampled
             outcome = "sent" if await self._send(export) else "failed"
         except WireError:
             outcome = "failed"
@@ -161,6 +160,8 @@ def read_headers(path: Path) -> dict[str, str]:
 
 
 def _sample(export: Export, ratio: float) -> Export | None:
+    if sampling.keeps_all(export.body, export.content_encoding, ratio):
+        return export
     kept = sampling.sample(export.body, export.content_type, export.content_encoding, ratio)
     return None if kept is None else Export(kept[0], export.content_type, "", kept[1])
 

@@ -1,4 +1,4 @@
-"""Keeps a share of the traces of an OTLP request, by trace id."""
+"""Keeps a share of the traces of an OTLP request, by trace id, and leaves out what its caller did not sample."""
 
 import json
 from typing import Any, Final
@@ -6,16 +6,27 @@ from typing import Any, Final
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from guard import semconv
 from guard.errors import WireError
 from guard.ingest import otlp
 from guard.ingest.body import Limits, unpack
 
 _LOW_64: Final = (1 << 64) - 1
+_MARK: Final = semconv.SAMPLED.encode()
 
 
 def keeps(trace_id: int, ratio: float) -> bool:
     """Whether the trace is in the sample, as OpenTelemetry's TraceIdRatioBased sampler decides."""
     return trace_id & _LOW_64 < round(ratio * (1 << 64))
+
+
+def keeps_all(body: bytes, content_encoding: str, ratio: float) -> bool:
+    """Whether the request can go on as it came: every trace is wanted and none says that it is not sampled.
+
+    Raises:
+        WireError: the body cannot be unpacked.
+    """
+    return ratio >= 1.0 and _MARK not in unpack(body, content_encoding, Limits())
 
 
 def sample(body: bytes, content_type: str, content_encoding: str, ratio: float) -> tuple[bytes, int] | None:
@@ -35,7 +46,12 @@ def sample(body: bytes, content_type: str, content_encoding: str, ratio: float) 
     spans = 0
     for resource_spans in request.resource_spans:
         for scope_spans in resource_spans.scope_spans:
-            kept = [span for span in scope_spans.spans if keeps(int.from_bytes(span.trace_id, "big"), ratio)]
+            kept = [
+                span
+                for span in scope_spans.spans
+                if keeps(int.from_bytes(span.trace_id, "big"), ratio)
+                and not any(item.key == semconv.SAMPLED and not item.value.bool_value for item in span.attributes)
+            ]
             del scope_spans.spans[:]
             scope_spans.spans.extend(kept)
             spans += len(kept)
@@ -48,7 +64,15 @@ def _sample_json(plain: bytes, ratio: float) -> tuple[bytes, int] | None:
         spans = 0
         for resource_spans in request.get("resourceSpans") or ():
             for scope_spans in resource_spans.get("scopeSpans") or ():
-                kept = [span for span in scope_spans.get("spans") or () if keeps(int(span["traceId"], 16), ratio)]
+                kept = [
+                    span
+                    for span in scope_spans.get("spans") or ()
+                    if keeps(int(span["traceId"], 16), ratio)
+                    and not any(
+                        item["key"] == semconv.SAMPLED and not item["value"].get("boolValue", False)
+                        for item in span.get("attributes") or ()
+                    )
+                ]
                 scope_spans["spans"] = kept
                 spans += len(kept)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

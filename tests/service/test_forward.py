@@ -1,6 +1,7 @@
 """Forwarding: what goes out, what is dropped, and that ingest never waits."""
 
 import asyncio
+import gzip
 import json
 from collections import Counter
 from pathlib import Path
@@ -62,11 +63,11 @@ async def send(collector: Collector, *exports: Export, **more: Any) -> None:
 
 async def test_a_body_goes_out_as_it_came() -> None:
     collector = Collector()
-    export = Export(b"\x1f\x8bpacked", "application/json", "gzip", 3)
+    export = Export(gzip.compress(otlp([LOW, HIGH])), "application/x-protobuf", "gzip", 3)
     await send(collector, export, headers={"x-api-key": "k"})
     (request,) = collector.requests
-    assert (str(request.url), request.content) == (URL, b"\x1f\x8bpacked")
-    assert request.headers["content-type"] == "application/json"
+    assert (str(request.url), request.content) == (URL, export.body)
+    assert request.headers["content-type"] == "application/x-protobuf"
     assert request.headers["content-encoding"] == "gzip"
     assert (request.headers["x-api-key"], request.headers[FORWARDED]) == ("k", "1")
     assert collector.counts == {"sent": 3}
@@ -152,6 +153,27 @@ def test_sampling_of_what_is_no_request(body: bytes) -> None:
         sample(body, "application/json", "", 0.5)
     with pytest.raises(WireError):
         sample(b"\x0a\xff", "application/x-protobuf", "", 0.5)
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip"])
+@pytest.mark.parametrize("content_type", ["application/json", "application/x-protobuf"])
+async def test_what_the_caller_did_not_sample_stays_here(content_type: str, encoding: str) -> None:
+    request = ExportTraceServiceRequest.FromString(otlp([LOW, HIGH, LOW]))
+    unsampled = request.resource_spans[0].scope_spans[0].spans[1]
+    unsampled.attributes.add(key="kvguard.sampled").value.bool_value = False
+    body = request.SerializeToString()
+    if content_type == "application/json":
+        attribute = {"key": "kvguard.sampled", "value": {"boolValue": False}}
+        spans = [{"traceId": f"{LOW:032x}"}, {"traceId": f"{HIGH:032x}", "attributes": [attribute]}]
+        body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [*spans, spans[0]]}]}]}).encode()
+    collector = Collector()
+
+    await send(collector, Export(gzip.compress(body) if encoding else body, content_type, encoding, 3))
+
+    (sent,) = collector.requests
+    assert b"kvguard.sampled" not in sent.content
+    assert "content-encoding" not in sent.headers
+    assert collector.counts == {"sent": 2}
 
 
 async def test_only_the_sample_is_forwarded_and_the_rest_is_no_loss() -> None:
