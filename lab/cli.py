@@ -66,7 +66,8 @@ def _dispatch(options: argparse.Namespace, arguments: list[str]) -> int:
             import pytest
 
             os.chdir(env.ROOT)
-            return int(pytest.main(["tests/lab", "-m", "lab", *options.words]))
+            named = any(Path(word.partition("::")[0]).exists() for word in options.words)
+            return int(pytest.main([*([] if named else ["tests/lab"]), "-m", "lab", *options.words]))
         case "injector":
             name = "commands.sock" if options.commands else None
             control = Injector(_control(name))
