@@ -69,4 +69,4 @@ def _ranks(values: Array) -> Array:
 
 def _interval(r: float, n: int, factor: float) -> list[float]:
     z, error = math.atanh(max(-0.999999999, min(0.999999999, r))), 1.959964 * factor / math.sqrt(n - 3)
-    return [math.tanh(z - error), math.tanh(z + error)]
+    return [min(r, math.tanh(z - error)), max(r, math.tanh(z + error))]

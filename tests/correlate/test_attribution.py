@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard import semconv as s
@@ -140,6 +140,7 @@ def test_quantiles_need_enough_values():
     assert quantile(hundred[:0], 0.5) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=30, max_size=80))
 def test_coefficients_agree_with_numpy_and_with_ranks(pairs):
     x, y = (np.array(side) for side in zip(*pairs, strict=True))
@@ -150,6 +151,16 @@ def test_coefficients_agree_with_numpy_and_with_ranks(pairs):
     ranks = [[(sum(o < v for o in side) + sum(o <= v for o in side) - 1) / 2 for v in side] for side in (x, y)]
     assert result["spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1], abs=1e-9)
     assert -1.0 <= result["pearson_interval"][0] <= result["pearson"] <= result["pearson_interval"][1] <= 1.0
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_interval_of_a_perfect_correlation_holds_it(sign):
+    x = np.arange(40.0)
+    result = correlation(x, sign * 3.0 * x)
+    for name in ("pearson", "spearman"):
+        assert result[name] == pytest.approx(sign)
+        low, high = result[f"{name}_interval"]
+        assert low <= result[name] <= high
 
 
 # -- One request ------------------------------------------------------------------------------------------------------

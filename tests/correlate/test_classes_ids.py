@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard.correlate.classes import CLASSES, class_of
@@ -18,6 +18,7 @@ def test_class_of(prompt, running, expected):
     assert class_of(prompt, running) == expected
 
 
+@settings(deadline=None)
 @given(st.integers(-10, 1 << 50), st.integers(-10, 1 << 50))
 def test_classes_are_bounded(prompt, running):
     assert class_of(prompt, running) in CLASSES
@@ -41,6 +42,7 @@ def test_join_key(name, key):
     assert join_key(name) == key
 
 
+@settings(deadline=None)
 @given(st.text("abc-_0123", min_size=1, max_size=20), st.integers(0, 63), st.integers(0, (1 << 32) - 1))
 def test_every_internal_id_leads_to_its_external_one(external, index, suffix):
     if join_key(external) != external:  # the client's own id looks like an internal one: time tells those apart

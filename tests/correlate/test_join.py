@@ -66,7 +66,7 @@ def deliveries(draw):
     return shapes, rng, draw(st.integers(1, 6)), draw(st.floats(0, 0.5))
 
 
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 @given(deliveries())
 def test_order_duplicates_and_splitting_do_not_matter(new_spans, delivery):
     shapes, rng, bodies, doubled = delivery

@@ -7,7 +7,7 @@ import tracemalloc
 import zlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
@@ -67,6 +67,7 @@ COUNTS = st.integers(0, 1 << 50)
 TIMES = st.floats(0, 6e5)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries(
@@ -207,12 +208,14 @@ def test_truncated_bodies_are_refused(body, kind):
             decode(data[:cut], kind)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(KINDS))
 def test_garbage_never_escapes_as_another_error(data, kind):
     with contextlib.suppress(WireError):
         decode(data, kind)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_flipped_bytes_never_escape_as_another_error(new_body, data):
     body = new_body()

@@ -32,7 +32,7 @@ def fast(raw):
     return plain, spans, batch
 
 
-@settings(max_examples=300)
+@settings(deadline=None, max_examples=300)
 @given(
     st.sampled_from([*sorted(OURS), "GET /cart"]),
     st.dictionaries(KEYS, VALUES, max_size=6),
