@@ -87,7 +87,7 @@ def _lines(client: Client) -> Iterator[str]:
 def _where(url: str) -> str:
     return (
         f"kvguard demo at {url}\n"
-        f"  {url}/docs          the API\n"
+        f"  {url}/openapi.json  the API\n"
         f"  {url}/v1/correlation  where time to first token goes\n"
         f"  {url}/metrics       for Prometheus\n"
         f"switch offload live, from another terminal:\n"

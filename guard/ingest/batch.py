@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from guard import semconv
 from guard.wire import AttributeValue, Span
 
 _MAX_REASONS = 32
@@ -26,6 +27,11 @@ class Batch:
     def message(self) -> str:
         """Why spans were rejected, for the partial-success answer; empty when none was."""
         return "; ".join(f"{reason} ({count} spans)" for reason, count in self.reasons.items())
+
+    def take(self, resource: dict[str, AttributeValue], spans: list[Span]) -> None:
+        """Keeps what one resource sent; without spans only where it brings a hook's own counters."""
+        if spans or semconv.RECORDS_DROPPED in resource or semconv.HOOK_ERRORS in resource:
+            self.groups.append((resource, spans))
 
     def reject(self, name: str, reason: str) -> None:
         """Counts a broken span."""

@@ -122,8 +122,7 @@ def decode(body: bytes, batch: Batch, earliest_ns: int, latest_ns: int) -> None:
                     batch.ignored += 1
                 else:
                     batch.reject("", "has no name")
-        if spans:
-            batch.groups.append((_resource(resource_spans.resource), spans))
+        batch.take(_resource(resource_spans.resource), spans)
 
 
 def _decode_one_by_one(body: bytes, batch: Batch) -> _Traces:

@@ -88,8 +88,7 @@ def decode(body: bytes, batch: Batch, earliest_ns: int, latest_ns: int) -> None:
                 for raw in encoded:
                     if not _plain(raw, spans, batch, earliest_ns, latest_ns):
                         _any(raw, spans, batch, earliest_ns, latest_ns)
-            if spans:
-                batch.groups.append((_resource(b"".join(resource_spans.resource)), spans))
+            batch.take(_resource(b"".join(resource_spans.resource)), spans)
     except DecodeError as error:
         batch.groups.clear()
         raise WireError(f"body is not an OTLP trace request in protobuf: {error}") from None

@@ -24,7 +24,7 @@ FORWARD_TIMEOUT: Final = 10.0
 def create_app(runtime: Runtime, tokens: Tokens) -> FastAPI:
     """The ASGI application over `runtime`, which it runs and closes."""
     app = FastAPI(
-        title="kvguard", version=__version__, lifespan=_lifespan, redoc_url=None,
+        title="kvguard", version=__version__, lifespan=_lifespan, redoc_url=None, docs_url=None,
         description="Sees, explains and guards remote KV-cache offloading in vLLM.",
         responses={"default": {"description": "RFC 9457 problem", "content": {problems.MEDIA_TYPE: {}}}},
     )  # fmt: skip
