@@ -45,7 +45,7 @@ class StackConfig:
     max_model_len: int = 8192
     max_num_seqs: int | None = None
     kv_cache_gib: int = 1
-    vllm_start_seconds: float = 240.0
+    vllm_start_seconds: float = 480.0
     hook_env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     service_env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     vllm_args: tuple[str, ...] = ()

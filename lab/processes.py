@@ -116,7 +116,11 @@ class Process:
             time.sleep(0.1)
 
     def _story(self, what: str) -> str:
-        named = [line[:300] for line in self.log.read_text(errors="replace").splitlines() if CAUSE.search(line)]
+        named = [
+            line[:300]
+            for line in self.log.read_text(errors="replace").splitlines()
+            if CAUSE.search(line) and "WARNING" not in line
+        ]
         causes = "\n".join(["--- errors it named", *dict.fromkeys(named[:8])]) if named else ""
         return f"{self.name} {what}. {self.hint}\n--- last lines of {self.log}\n{self.tail()}\n{causes}"
 

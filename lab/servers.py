@@ -74,7 +74,7 @@ def lmcache_server(
         run_dir,
         env=_engine_env(),
         ready=http_ok(f"http://127.0.0.1:{ports['http']}/healthcheck"),
-        timeout=90,
+        timeout=180,
         hint="Is the environment whole (python -m lab env) and does Redis answer?",
     )
 
