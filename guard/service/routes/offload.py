@@ -162,7 +162,8 @@ def _rows(runtime: Runtime, engine: Engine, now: float) -> list[dict[str, object
     for item in registry.directives(engine):
         override = runtime.switches.overrides.resolve(poll.engine_id, poll.model, item.backend, now)
         applied = engine.applied.get(item.backend)
-        acknowledged = engine.applies(item.backend)
+        # By the id that is shown: for a moment after a switch ran out that is newer than what the hook was sent.
+        acknowledged = applied is not None and applied[0] == item.id
         rows.append(
             {
                 "engine_id": poll.engine_id,

@@ -83,6 +83,20 @@ async def test_the_row_of_an_engine(client: httpx2.AsyncClient, hands: Any) -> N
     assert (row["silent"], row["last_poll_age_seconds"]) == (True, 16.0)
 
 
+async def test_a_switch_that_ran_out_is_not_acknowledged_before_the_hook_heard_of_it(
+    client: httpx2.AsyncClient, runtime: Runtime, hands: Any
+) -> None:
+    await client.put(URL + "fleet", json={"mode": "off", "ttl_seconds": 30})
+    await apply(client)
+    hands.advance(31)
+    (row,) = (await client.get("/v1/offload")).json()["engines"]
+    assert (row["mode"], row["acknowledged"], row["acknowledged_at"]) == ("auto", False, None)
+    runtime.tick()
+    await apply(client)
+    (row,) = (await client.get("/v1/offload")).json()["engines"]
+    assert (row["mode"], row["acknowledged"], row["acknowledged_at"]) == ("auto", True, "2027-01-15T08:00:31Z")
+
+
 async def test_put_tells_live_engines_and_narrower_switches(client: httpx2.AsyncClient, hands: Any) -> None:
     await poll(client, "old/0")
     hands.advance(20)
