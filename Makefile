@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test check bench lab lab-env lab-test wheel clean
+.PHONY: help run test check contract bench lab lab-env lab-test wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,9 @@ check: $(VENV)/.installed ## ruff, mypy --strict, import floors
 
 bench: $(VENV)/.installed ## Cost of the hook and speed of ingest, as ratios and counts
 	$(BIN)/python -m benchmarks
+
+contract: $(VENV)/.installed ## The hook against the real connector base of vLLM 0.26, 0.29 and 0.32 (downloads their wheels)
+	KVGUARD_CONTRACT=1 $(BIN)/python -m pytest tests/contract
 
 lab-env: $(VENV)/.installed ## Build the environment with vLLM (CPU), LMCache and the tiny model (cached outside the tree)
 	$(BIN)/python -m lab env

@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis without deadlines (a busy machine is not a bug) and with the same examples each run."""
+"""What all tests share: hypothesis without deadlines (a busy machine is no bug), the same examples each run."""
 
 from hypothesis import settings
 
