@@ -74,8 +74,11 @@ def guard_class(cls: Any) -> Any:
 
 def _patch(factory: Any, name: str) -> None:
     original = vars(factory)[name]
-    function = getattr(original, "__func__", None)
-    if function is None or getattr(function, "_kvguard", False):
+    if not isinstance(original, classmethod):  # a static method has a __func__ too, with other arguments
+        logger.warning("kvguard: vLLM's connector factory: %s is not a class method; it stays as it is", name)
+        return
+    function = original.__func__
+    if getattr(function, "_kvguard", False):
         return
 
     def method(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -199,3 +199,15 @@ def test_the_explicit_form_finds_a_connector_by_its_guarded_name(monkeypatch: py
     assert is_guarded(plugin.Guarded_FakeConnector)
     with pytest.raises(AttributeError):
         _ = plugin.Unguarded
+
+
+def test_factory_methods_of_another_kind_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Factory:
+        @staticmethod
+        def get_connector_class_by_name(name: str) -> type:
+            return FakeConnector
+
+    with caplog.at_level(logging.WARNING, LOGGER_NAME):
+        plugin.install(ENV, Factory)
+    assert Factory.get_connector_class_by_name("x") is FakeConnector
+    assert "not a class method" in caplog.text
