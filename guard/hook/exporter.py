@@ -47,7 +47,7 @@ _HEADERS: Final = {"Content-Type": "application/json", "Content-Encoding": "gzip
 @dataclass(slots=True)
 class _Batch:
     body: bytes
-    records: int
+    records: int  # those that it tells; others went back into the ring to wait for more
     counts: tuple[int, int]  # lost records and errors that it tells
     made: float
 
@@ -159,18 +159,21 @@ class Exporter:
         resource = {**self._resource, semconv.RECORDS_DROPPED: counts[0], semconv.HOOK_ERRORS: counts[1]}
         packer = zlib.compressobj(1, zlib.DEFLATED, 31)  # 31: gzip framing
         parts = [packer.compress(head(resource).encode("ascii"))]
-        comma = ""
-        for texts in self._encode(records):
+        comma, told = "", 0
+        for count, texts in self._encode(records):
             parts.append(packer.compress((comma + ",".join(texts)).encode("ascii")))
-            comma = ","
+            comma, told = ",", told + count
+        if not told and (counts == self._told or now - self._told_at < NEWS_SECONDS):
+            return None  # all of them wait: nothing to send, and the next look is not at once
         parts.append(packer.compress(TAIL.encode("ascii")))
         parts.append(packer.flush())
-        return _Batch(b"".join(parts), len(records), counts, now)
+        return _Batch(b"".join(parts), told, counts, now)
 
-    def _encode(self, records: list[Record]) -> Iterator[list[str]]:
-        """The spans of the records in pieces of about one slice, never empty, a record never torn."""
+    def _encode(self, records: list[Record]) -> Iterator[tuple[int, list[str]]]:
+        """Records and their spans in pieces of about one slice, never empty, a record never torn."""
         slices = _Slices(self._clock, self._pause)
         ready: list[str] = []
+        count = 0
         for record in records:
             own: list[str] = []
             try:
@@ -182,11 +185,12 @@ class Exporter:
                 self._failsafe.record("spans of a record", error)
                 continue
             ready += own
+            count += bool(own)
             if len(ready) >= SLICE_SPANS:
-                yield ready
-                ready = []
+                yield count, ready
+                ready, count = [], 0
         if ready:
-            yield ready
+            yield count, ready
 
     def _deliver(self, batch: _Batch) -> bool:
         """Sends the batch in hand; False when it must be sent again."""

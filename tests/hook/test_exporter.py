@@ -158,6 +158,25 @@ def test_a_full_batch_is_followed_at_once_by_the_rest(clock: Any, recorder: Reco
     assert [len(decode(gzip.decompress(body))[1]) for body in transport.bodies] == [BATCH_RECORDS, 1]
 
 
+def test_records_that_wait_for_more_are_neither_sent_nor_looked_at_again_at_once(clock: Any, recorder: Recorder):
+    class Waiting:
+        def spans(self) -> Iterable[Span]:
+            recorder.append(self)  # as a read does until the trace of its request is known
+            return iter(())
+
+    for _ in range(BATCH_RECORDS):
+        recorder.append(Waiting())
+    transport = FakeTransport()
+    exporter = fake(recorder, transport, clock)
+    assert [exporter.step(), exporter.step()] == [DRAIN_SECONDS, DRAIN_SECONDS]
+    assert transport.bodies == []
+    recorder.append(FakeRecord([make_span(1)]))
+    assert [exporter.step(), exporter.step()] == [DRAIN_SECONDS, DRAIN_SECONDS]
+    (body,) = transport.bodies
+    assert len(decode(gzip.decompress(body))[1]) == 1
+    assert (len(recorder), exporter.dropped) == (BATCH_RECORDS, 0)
+
+
 def test_a_full_ring_is_counted_and_told(service: Any):
     recorder = Recorder(4)
     spans = fill(recorder, 10)
