@@ -24,7 +24,7 @@ from guard.hook.adapters.lmcache_mp import LMCacheMPAdapter
 from guard.hook.failsafe import Failsafe
 from guard.hook.runtime import announce, backend_of, runtime_for
 from guard.hook.scheduler import SchedulerSide
-from guard.hook.worker import ENVELOPE, SyncLoads, WorkerSide
+from guard.hook.worker import ENVELOPE, Envelope, SyncLoads, WorkerSide
 
 MARK: Final = "_kvguard_inner"
 _MISSING: Final = object()
@@ -124,16 +124,22 @@ def _make(inner: Any, capability: Capability) -> type:  # noqa: C901  one class,
                 meta = super().build_connector_meta(scheduler_output)
             finally:
                 if not stores:
-                    side.adapter.resume_stores()
+                    try:
+                        side.adapter.resume_stores()
+                    except Exception as error:  # noqa: BLE001
+                        self._kvguard_failsafe.record("resume_stores", error)
             try:
                 side.adapter.meta_built(meta, stores=stores)
+            except Exception as error:  # noqa: BLE001  what an adapter cannot read must not cost the requests' times
+                self._kvguard_failsafe.record("adapter.meta_built", error)
+            try:
                 side.meta_built(scheduler_output, meta)
             except Exception as error:  # noqa: BLE001
                 self._kvguard_failsafe.record("meta_built", error)
             return meta
 
         def update_connector_output(self, connector_output: Any) -> None:
-            timing = connector_output.kv_connector_worker_meta
+            timing = getattr(connector_output, "kv_connector_worker_meta", None)
             if type(timing) is SyncLoads:  # always unwrapped: the inner connector must not see it
                 connector_output.kv_connector_worker_meta = timing.inner
             else:
@@ -171,7 +177,7 @@ def _make(inner: Any, capability: Capability) -> type:  # noqa: C901  one class,
         # -- worker side --
 
         def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-            envelope = getattr(getattr(self, "_connector_metadata", None), ENVELOPE, None)
+            envelope = Envelope.read(getattr(getattr(self, "_connector_metadata", None), ENVELOPE, None))
             if envelope is None:
                 super().start_load_kv(forward_context, **kwargs)
                 return
@@ -304,9 +310,13 @@ def _before_results(connector: Any) -> WorkerSide | None:
     return side
 
 
-def _after_results(connector: Any, side: WorkerSide, finished: Any, failed: Any) -> None:
+def _after_results(connector: Any, side: WorkerSide, results: Any) -> None:
+    """`results` is what the inner connector answered: an object since vLLM 0.32, before that a pair."""
     try:
+        pair = isinstance(results, tuple)
+        finished = results[1] if pair else results.finished_recving
         if finished:
+            failed = None if pair else getattr(results, "failed_recving", None)
             side.finished(finished, failed or connector._kvguard_adapter.failed_loads())
         side.stores(connector._kvguard_adapter.pending_stores())
     except Exception as error:  # noqa: BLE001
@@ -318,7 +328,7 @@ def _get_transfer_results(cls: Any) -> Callable[..., Any]:
         side = _before_results(self)
         results = super(cls, self).get_transfer_results(finished_req_ids)
         if side is not None:
-            _after_results(self, side, results.finished_recving, getattr(results, "failed_recving", None))
+            _after_results(self, side, results)
         return results
 
     return get_transfer_results
@@ -329,7 +339,7 @@ def _get_finished(cls: Any) -> Callable[..., Any]:
         side = _before_results(self)
         results = super(cls, self).get_finished(finished_req_ids)
         if side is not None:
-            _after_results(self, side, results[1], None)
+            _after_results(self, side, results)
         return results
 
     return get_finished

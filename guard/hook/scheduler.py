@@ -91,6 +91,8 @@ class SchedulerSide:
         if tokens <= 0:
             return answer
         leg.asynchronous = asynchronous
+        if self._handoff:  # what it matched is a hand-off; a sibling in a MultiConnector may still serve hits
+            state.handoff = True
         if leg.load is None or (state.load_failed and leg.load.admitted):
             self._decide_load(state, leg, tokens)
         if leg.load is not None and not leg.load.admitted and self.adapter.may_decline(request):
@@ -141,7 +143,7 @@ class SchedulerSide:
             batch,
         )
         try:
-            setattr(meta, ENVELOPE, envelope)
+            setattr(meta, ENVELOPE, envelope.plain())
         except AttributeError:  # metadata with __slots__: no times from the workers
             return
 
@@ -173,8 +175,6 @@ class SchedulerSide:
                 params.get("do_remote_prefill") or params.get("do_remote_decode")
             )
             state = self.table.arrive(request, handoff=handoff)
-        if self._handoff:
-            state.handoff = True
         return state
 
     def _decide_lookup(self, state: RequestState, leg: Leg, request: Any, local: int) -> None:
@@ -187,7 +187,7 @@ class SchedulerSide:
             local_tokens=local,
             inflight=inflight,
             inflight_bytes=size,
-            handoff=state.handoff,
+            handoff=state.handoff or self._handoff,
             load_failed=state.load_failed,
             unusable=bool(getattr(request, "skip_reading_prefix_cache", False)),
             draw=state.draw,
@@ -205,7 +205,7 @@ class SchedulerSide:
             matched_bytes=tokens * self.backend.token_bytes,
             inflight=inflight,
             inflight_bytes=size,
-            handoff=state.handoff,
+            handoff=state.handoff or self._handoff,
             load_failed=state.load_failed,
             draw=state.draw,
         )

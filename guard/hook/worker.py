@@ -48,11 +48,29 @@ class Load(NamedTuple):
 
 
 class Envelope(NamedTuple):
-    """What the scheduler tells the workers with a step. `batch` is not 0 where the step loads synchronously."""
+    """What the scheduler tells the workers with a step. `batch` is not 0 where the step loads synchronously.
+
+    It travels as plain tuples: unpickling a class of ours would stop a worker on a machine without kvguard.
+    """
 
     contexts: tuple[Context, ...]
     loads: tuple[Load, ...]
     batch: int
+
+    def plain(self) -> tuple[Any, ...]:
+        """The envelope as tuples of plain values."""
+        return tuple(map(tuple, self.contexts)), tuple(map(tuple, self.loads)), self.batch
+
+    @classmethod
+    def read(cls, plain: Any) -> "Envelope | None":
+        """The envelope of `plain`; None where there is none, or one of another version. Never raises."""
+        if plain is None:
+            return None
+        try:
+            contexts, loads, batch = plain
+            return cls(tuple(Context(*one) for one in contexts), tuple(Load(*one) for one in loads), int(batch))
+        except (TypeError, ValueError):
+            return None
 
 
 @dataclass(slots=True)

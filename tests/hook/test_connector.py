@@ -15,7 +15,7 @@ from guard.hook.failsafe import Failsafe
 from guard.hook.recorder import Recorder
 from guard.hook.requests import Scope
 from guard.hook.table import RequestTable
-from guard.hook.worker import ENVELOPE, Contexts, SyncLoads
+from guard.hook.worker import ENVELOPE, Contexts, Envelope, SyncLoads
 from guard.wire import Directive, Reads, Span
 from tests.hook.fakes_vllm import (
     SCHEDULER,
@@ -366,9 +366,12 @@ def test_two_children_of_a_multi_connector_tell_one_request_and_the_other_tier(
     assert second.get_num_new_matched_tokens(request, 0) == (512, False)
     first.update_state_after_alloc(request, FakeBlocks(1), 0)
     second.update_state_after_alloc(request, FakeBlocks(1), 512)
-    envelopes = [getattr(child.build_connector_meta(step(request)), ENVELOPE) for child in (first, second)]
-    assert [len(envelope.loads) for envelope in envelopes] == [0, 1]
-    assert [bool(envelope.batch) for envelope in envelopes] == [False, True]
+    envelopes = [
+        Envelope.read(getattr(child.build_connector_meta(step(request)), ENVELOPE)) for child in (first, second)
+    ]
+    assert envelopes[0] and envelopes[1]
+    assert (len(envelopes[0].loads), len(envelopes[1].loads)) == (0, 1)
+    assert (bool(envelopes[0].batch), bool(envelopes[1].batch)) == (False, True)
     request.num_output_tokens = 1
     for child in (first, second):
         child.get_kv_connector_stats()
