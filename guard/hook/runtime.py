@@ -85,9 +85,16 @@ class Runtime:
         return self._users
 
     def leave(self) -> None:
-        """A guarded connector shut down; the last one ends the threads, within about a second."""
+        """A guarded connector shut down; the last one ends the threads, within about a second.
+
+        An engine that is made in this process afterwards gets a runtime of its own.
+        """
+        global _runtime  # noqa: PLW0603
         self._users -= 1
         if self._users <= 0:
+            with _lock:
+                if _runtime is self:
+                    _runtime = None
             if self._directives is not None:
                 self._directives.stop(0.2)
             self._exporter.stop(1.0)

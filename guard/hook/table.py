@@ -239,6 +239,8 @@ class RequestTable:
         self._prefilling.pop(request_id, None)
         entry = self._loading.get(request_id)
         if entry is not None and not entry[1].asynchronous:
+            if state.error and not entry[1].failed:  # kv_load_failure_policy "fail" ends it before its step reports
+                entry[1].failed, entry[1].error = True, state.error
             self._end_attempt(*entry, state.finish)  # its step is over or will never report
         del self._requests[request_id]
         state.request = None  # the ring must not keep prompts alive

@@ -369,7 +369,8 @@ def test_two_children_of_a_multi_connector_tell_one_request_and_the_other_tier(
     envelopes = [
         Envelope.read(getattr(child.build_connector_meta(step(request)), ENVELOPE)) for child in (first, second)
     ]
-    assert envelopes[0] and envelopes[1]
+    assert envelopes[0]
+    assert envelopes[1]
     assert (len(envelopes[0].loads), len(envelopes[1].loads)) == (0, 1)
     assert (bool(envelopes[0].batch), bool(envelopes[1].batch)) == (False, True)
     request.num_output_tokens = 1

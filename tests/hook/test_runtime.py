@@ -129,3 +129,8 @@ def test_one_runtime_per_process_whose_threads_end_with_its_last_connector(
     import threading
 
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("kvguard")]
+    again = runtime_for(vllm_config())  # a second engine of this process is guarded as well
+    assert again is not None
+    assert again is not made
+    again.join(backend, scheduler=True)
+    again.leave()

@@ -131,6 +131,19 @@ def test_an_abort_before_the_first_token_has_no_ttft_and_its_load_is_told_when_i
     assert attempt.blocks is None
 
 
+def test_a_synchronous_load_that_ended_its_request_is_told_as_failed(bench: Bench) -> None:
+    request = FakeRequest(status=FakeStatus("FINISHED_ERROR"))  # kv_load_failure_policy "fail"
+    state = bench.arrive(request)
+    leg = bench.table.leg(state, 1, BACKEND)
+    bench.table.allocated(state, leg, FakeBlocks(1), 512, asynchronous=False)
+    bench.clock.tick(10)
+    bench.table.finished(request)
+    fetch = next(span for span in bench.spans() if span.name == semconv.SPAN_FETCH)
+    assert fetch.attributes[semconv.OUTCOME] == "failed"
+    assert fetch.attributes[semconv.ERROR_TYPE] == "finished_error"
+    assert fetch.error
+
+
 def test_a_load_that_never_ends_gives_its_permit_back_and_is_told_as_lost(bench: Bench) -> None:
     request = FakeRequest()
     fetched(bench, request)
