@@ -18,6 +18,8 @@ from lab.stack import Stack
 
 pytestmark = pytest.mark.lab
 CHUNK = 256
+EXPORT_SECONDS = 6.0
+"""vLLM exports its own spans every 5 s."""
 HOOK = (
     semconv.SPAN_REQUEST, semconv.SPAN_LOOKUP, semconv.SPAN_FETCH, semconv.SPAN_LOAD, semconv.SPAN_STORE,
     semconv.SPAN_DECODE,
@@ -172,13 +174,13 @@ def test_a_full_local_hit_reads_the_store_all_the_same(mp: Stack, sink: Sink) ->
 def test_nothing_is_lost_or_doubled_under_concurrency(mp: Stack, sink: Sink, figure: Callable[[str], None]) -> None:
     cases = [Case((2 + n % 4) * CHUNK + 60, (n % 3) * CHUNK, 100 + n) for n in range(24)]
     store(mp, cases)
-    sink.settle()
+    sink.settle(quiet=EXPORT_SECONDS, timeout=40)
     mark, before, loaded = sink.mark(), service_counts(mp), vllm_loaded(mp)
 
     with mp.redis.counting() as commands, ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(mp.client.complete, [case.text for case in cases]))
         mp.settle_stores()
-    sink.settle(quiet=6.0, timeout=40)  # vLLM's own exporter sends every 5 s
+    sink.settle(quiet=EXPORT_SECONDS, timeout=40)
     spans, counts = sink.spans(since=mark), service_counts(mp)
     counts.subtract(before)
     hook = [span for span in spans if span.name in HOOK]
