@@ -4,6 +4,8 @@ Attributes that are not in this table are dropped while decoding, so that a span
 more. LMCache's `mp.*` spans are only shown to people: of them every scalar is kept, up to `MAX_FREE_ATTRIBUTES`.
 """
 
+from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from guard import semconv as s
@@ -14,6 +16,7 @@ MAX_TEXT: Final = 1024
 MAX_COUNT: Final = 1 << 50
 MAX_SECONDS: Final = 7 * 86400.0
 MAX_FREE_ATTRIBUTES: Final = 32
+MAX_RESOURCE_ATTRIBUTES: Final = 128
 
 KINDS: Final[dict[str, int]] = {
     **dict.fromkeys(
@@ -56,6 +59,11 @@ EARLIEST_NS: Final = 1_577_836_800 * 10**9  # 2020-01-01
 LATEST_NS: Final = 4_102_444_800 * 10**9  # 2100-01-01
 
 
+def from_server(name: str) -> bool:
+    """Whether a span is one of LMCache's server, with a name that can be kept."""
+    return name.startswith(s.LMCACHE_SPAN_PREFIX) and len(name) <= MAX_TEXT
+
+
 def check(key: str, kind: int, value: AttributeValue | None) -> tuple[AttributeValue | None, str]:
     """The value in its proper type and an empty text, or None and what is wrong with it."""
     problem = ""
@@ -96,6 +104,15 @@ def ids_problem(trace_id: str, span_id: str, parent_id: str) -> str:
     if parent_id and len(parent_id) != 16:
         return "has no proper parent id"
     return ""
+
+
+def resource_of(pairs: Iterable[tuple[str, AttributeValue | None]]) -> dict[str, AttributeValue]:
+    """A resource's scalars, cut to `MAX_TEXT` and to `MAX_RESOURCE_ATTRIBUTES`: they become keys that are kept."""
+    return {
+        key: value[:MAX_TEXT] if isinstance(value, str) else value
+        for key, value in islice(pairs, MAX_RESOURCE_ATTRIBUTES)
+        if value is not None and len(key) <= MAX_TEXT
+    }
 
 
 def missing_problem(name: str, attributes: dict[str, AttributeValue]) -> str:

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import msgspec
 
-from guard import semconv
 from guard.errors import WireError
 from guard.ingest import fields
 from guard.ingest.batch import Batch
@@ -116,7 +115,7 @@ def decode(body: bytes, batch: Batch, earliest_ns: int, latest_ns: int) -> None:
             for span in scope.spans or ():
                 batch.received += 1
                 name = span.name
-                if name in fields.OURS or name.startswith(semconv.LMCACHE_SPAN_PREFIX):
+                if name in fields.OURS or fields.from_server(name):
                     _take(span, spans, batch, earliest_ns, latest_ns)
                 elif name:
                     batch.ignored += 1
@@ -233,11 +232,11 @@ def _read_known(pairs: list[_Pair], attributes: Attributes) -> str:
 def _read_free(pairs: list[_Pair], attributes: Attributes) -> str:
     for pair in pairs[:MAX_FREE_ATTRIBUTES]:
         value = _scalar(pair.value)
-        if value is not None and value == value:
+        if value is not None and value == value and len(pair.key) <= MAX_TEXT:
             attributes[pair.key] = value[:MAX_TEXT] if isinstance(value, str) else value
     return ""
 
 
 def _resource(resource: _Resource | None) -> Attributes:
     pairs = resource.attributes or [] if resource is not None else []
-    return {pair.key: value for pair in pairs if (value := _scalar(pair.value)) is not None}
+    return fields.resource_of((pair.key, _scalar(pair.value)) for pair in pairs)

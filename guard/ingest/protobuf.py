@@ -213,7 +213,7 @@ def _any(raw: bytes, spans: list[Span], batch: Batch, earliest_ns: int, latest_n
         return
     name = span.name
     ours = name in fields.OURS
-    if not ours and not name.startswith(semconv.LMCACHE_SPAN_PREFIX):
+    if not ours and not fields.from_server(name):
         if name:
             batch.ignored += 1
         else:
@@ -251,7 +251,7 @@ def _read_free(pairs: Iterable[KeyValue], attributes: Attributes) -> str:
     """Reads every scalar of a span that is only shown to people."""
     for pair in islice(pairs, MAX_FREE_ATTRIBUTES):
         value = _scalar(pair.value)
-        if value is not None and value == value:
+        if value is not None and value == value and len(pair.key) <= MAX_TEXT:
             attributes[pair.key] = value[:MAX_TEXT] if isinstance(value, str) else value
     return ""
 
@@ -269,5 +269,5 @@ def _resource(encoded: bytes) -> Attributes:
     known = _resources.get(encoded)
     if known is None:
         pairs = Resource.FromString(encoded).attributes
-        known = _resources.keep(encoded, {p.key: v for p in pairs if (v := _scalar(p.value)) is not None})
+        known = _resources.keep(encoded, fields.resource_of((pair.key, _scalar(pair.value)) for pair in pairs))
     return dict(known)

@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard import semconv as s
-from guard.ingest import protobuf
+from guard.ingest import otlp, otlp_json, protobuf
 from guard.ingest.batch import Batch
 from guard.ingest.fields import KINDS, OURS
-from guard.ingest.memory import Memory
+from guard.ingest.memory import LONGEST, Memory
 
 EVER = (0, 1 << 63)
 
@@ -108,6 +108,23 @@ def test_many_keys_of_others_do_not_fill_the_memory(body):
     assert batch.accepted == 2000
     assert len(protobuf._SECONDS) <= protobuf._MAX_SECONDS_KEYS
     assert len(protobuf._pairs) <= 32768
+
+
+@pytest.mark.parametrize("kind", [otlp.PROTOBUF, otlp.JSON])
+def test_huge_texts_are_not_remembered_and_not_kept(body, kind):
+    huge = "x" * 100_000
+    body.resource({s.ENGINE_ID: huge, huge: "y", **{f"k{number}": number for number in range(200)}})
+    body.span(s.SPAN_READ, {huge: "y", s.KEYS: 1})
+    body.span("mp." + huge)
+    body.span("mp.lookup", {huge: "y", "session_id": huge})
+    batch = otlp.decode(body.protobuf() if kind == otlp.PROTOBUF else body.json(), content_type=kind)
+    ((resource, (read, server)),) = batch.groups
+    assert resource[s.ENGINE_ID] == huge[:1024]
+    assert len(resource) <= 128
+    assert (read.attributes, server.attributes) == ({s.KEYS: 1}, {"session_id": huge[:1024]})
+    assert batch.ignored == 1
+    for memory in (protobuf._tails, protobuf._resources, protobuf._pairs, otlp_json._tails):
+        assert max(map(len, memory), default=0) <= LONGEST
 
 
 def test_memory_begins_anew_when_it_is_full():
