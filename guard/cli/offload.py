@@ -128,6 +128,8 @@ def _sentence(answer: dict[str, Any]) -> str:
     override = answer["override"]
     what = f"{answer['scope']}: {override['mode']}" if override else f"{answer['scope']}: cleared"
     done, late = len(answer["acknowledged"]), answer["pending"]
+    if not answer["engines"]:
+        return f"{what}; no live engine is in this scope now" + (": it holds for those that come" if override else "")
     text = f"{what}; {done} of {answer['engines']} live engines have applied it"
     if late:
         text += f"; not yet: {', '.join(late[:5])}{' ...' if len(late) > 5 else ''}"

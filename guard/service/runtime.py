@@ -61,7 +61,7 @@ class Runtime:
                 batch = await asyncio.to_thread(self._decode, export)
         else:
             batch = self._decode(export)
-        now_ns = self._now_ns()
+        now_ns = self._age_ns()
         for resource, spans in batch.groups:
             self._hook_totals(resource)
             self.joiner.add(resource, spans, now_ns)
@@ -75,7 +75,7 @@ class Runtime:
 
     def tick(self) -> None:
         """One turn of the loop: join what is complete, count it, publish what changed."""
-        now_ns = self._now_ns()
+        now_ns = self._age_ns()
         for record in self.joiner.advance(now_ns):
             self.window.add(record, now_ns)
             self.telemetry.observe(record)
@@ -108,15 +108,16 @@ class Runtime:
             content_type=export.content_type,
             content_encoding=export.content_encoding,
             limits=self._limits,
-            now_ns=self._now_ns(),
+            now_ns=int(self.clock.wall() * 1e9),
         )
 
     def _totals(self, metric: Metric, by_kind: Mapping[str, int], *labels: str) -> None:
         for kind, total in by_kind.items():
             self.telemetry.set_total(metric, kind, *labels, value=total)
 
-    def _now_ns(self) -> int:
-        return int(self.clock.wall() * 1e9)
+    def _age_ns(self) -> int:
+        """What watermark and window go by: monotonic, so that a step of the wall clock neither closes nor stalls."""
+        return int(self.clock.monotonic() * 1e9)
 
     def _hook_totals(self, resource: Mapping[str, AttributeValue]) -> None:
         process = tuple(str(resource.get(name, "")) for name in _PROCESS)

@@ -25,7 +25,7 @@ _PAGE = """<!doctype html>
 <li><a href="v1/correlation">v1/correlation</a>: miss latency against time to first token</li>
 <li>v1/requests/ID: one request explained</li>
 <li><a href="metrics">metrics</a>, <a href="livez?verbose">livez</a>, <a href="readyz?verbose">readyz</a></li>
-<li><a href="docs">docs</a>, <a href="openapi.json">openapi.json</a>: the whole API</li>
+<li><a href="openapi.json">openapi.json</a>: the whole API</li>
 </ul></body></html>
 """
 

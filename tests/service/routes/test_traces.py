@@ -73,6 +73,21 @@ async def test_a_request_is_joined_counted_and_explained(
     assert series(metrics, "kvguard_ingest_requests_total") == {'{status="200"}': 1.0}
 
 
+async def test_a_step_of_the_wall_clock_neither_closes_nor_stalls_the_join(
+    client: httpx2.AsyncClient, runtime: Runtime, hands: Any
+) -> None:
+    waits = span(hands, 7, **{semconv.TIME_LOOKUP: 0.1})  # its lookup span never comes
+    await client.post("/v1/traces", content=body(waits), headers=JSON)
+    hands.wall += 7200  # NTP puts the clock right, and wrong again
+    runtime.tick()
+    assert (runtime.joiner.pending, len(runtime.window)) == (1, 0)
+    hands.wall -= 7200
+    hands.advance(11)
+    runtime.tick()
+    assert (runtime.joiner.pending, len(runtime.window)) == (0, 1)
+    assert (await client.get("/v1/requests/cmpl-7")).status_code == 200
+
+
 async def test_an_external_id_with_several_choices_has_an_entry_for_each(
     client: httpx2.AsyncClient, runtime: Runtime, hands: Any
 ) -> None:
