@@ -19,7 +19,7 @@ from prometheus_client.utils import floatToGoString
 
 from guard import __version__, semconv
 from guard.semconv import Metric
-from guard.wire import AttributeValue, RequestRecord
+from guard.wire import AttributeValue, FetchRecord, RequestRecord
 
 OTHER: Final = "other"
 LABEL_LIMITS: Final[Mapping[str, int]] = {
@@ -130,19 +130,11 @@ class Telemetry(Collector):
 
     def observe(self, record: RequestRecord) -> None:
         """Counts one joined request; an aborted one does not count as TTFT."""
-        now = self._clock()
-        key = (record.model, record.engine_id, record.backend, record.class_, record.decision, record.reason)
-        admitted = self._admitted.get(key)
-        if admitted is None:
-            admitted = self._admit_all(key, now)
-        admitted.seen = now
+        admitted = self._admitted_of(record)
         labels, decision = admitted.labels, admitted.decision
         admitted.requests[0] += 1
         for fetch in record.fetches:
-            outcome = self._admit("outcome", fetch.outcome, now)
-            self._histogram(semconv.KV_FETCH_DURATION, (*labels, outcome), fetch.seconds)
-            if fetch.outcome == semconv.OUTCOME_OK and fetch.bytes > 0:
-                self._tables[semconv.KV_FETCH_BYTES.name].row(labels)[0] += fetch.bytes
+            self._fetch(labels, fetch, admitted.seen)
         if record.lookup > 0:
             self._histogram(semconv.KV_LOOKUP_DURATION, labels, record.lookup)
         if record.fetches:
@@ -152,6 +144,13 @@ class Telemetry(Collector):
             self._histogram(semconv.TTFT_SECONDS, decision, record.ttft)
             if record.residual is not None:
                 self._histogram(semconv.TTFT_RESIDUAL, labels[:2], abs(record.residual))
+
+    def amend(self, record: RequestRecord) -> None:
+        """Counts the fetches that came after their request was counted; those that outlived it are the slowest."""
+        for fetch in record.fetches:
+            if not fetch.counted:
+                admitted = self._admitted_of(record)
+                self._fetch(admitted.labels, fetch, admitted.seen)
 
     def count(self, metric: Metric, *labels: str, by: float = 1.0) -> None:
         """Adds to a counter. `by` of 0 makes the series appear."""
@@ -218,6 +217,20 @@ class Telemetry(Collector):
 
     def _admit(self, name: str, value: str, now: float) -> str:
         return self._labels[name].admit(value, now)
+
+    def _admitted_of(self, record: RequestRecord) -> "_Admitted":
+        now = self._clock()
+        key = (record.model, record.engine_id, record.backend, record.class_, record.decision, record.reason)
+        admitted = self._admitted.get(key) or self._admit_all(key, now)
+        admitted.seen = now
+        return admitted
+
+    def _fetch(self, labels: tuple[str, ...], fetch: FetchRecord, now: float) -> None:
+        fetch.counted = True
+        outcome = self._admit("outcome", fetch.outcome, now)
+        self._histogram(semconv.KV_FETCH_DURATION, (*labels, outcome), fetch.seconds)
+        if fetch.outcome == semconv.OUTCOME_OK and fetch.bytes > 0:
+            self._tables[semconv.KV_FETCH_BYTES.name].row(labels)[0] += fetch.bytes
 
     def _admit_all(self, key: _Key, now: float) -> "_Admitted":
         model, engine, backend, class_, decision, reason = (

@@ -232,6 +232,7 @@ class FetchRecord:
     reads: int = 0  # `kvguard.kv.read` children
     read_seconds: float = 0.0
     read_bytes: int = 0
+    counted: bool = False  # whether the metrics have it: a fetch can come long after its request
 
 
 @dataclass(slots=True, kw_only=True)

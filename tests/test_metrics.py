@@ -160,6 +160,18 @@ def test_idle_labels_make_room_and_their_series_go(telemetry: Telemetry, clock: 
     assert total(telemetry, "kvguard_ttft_seconds_count", backend="b1") == 0
 
 
+def test_a_fetch_that_came_late_is_counted_once(telemetry: Telemetry) -> None:
+    one = record()
+    telemetry.observe(one)
+    one.fetches.append(FetchRecord(span_id="g", attempt=2, start_ns=0, seconds=90.0, outcome="ok", bytes=500))
+    for _ in range(2):
+        telemetry.amend(one)
+    assert total(telemetry, "kvguard_kv_fetch_duration_seconds_count") == 2
+    assert total(telemetry, "kvguard_kv_fetch_duration_seconds_sum") == pytest.approx(90.2)
+    assert total(telemetry, "kvguard_kv_fetch_bytes_total") == 1500
+    assert total(telemetry, "kvguard_decisions_total") == 1
+
+
 def test_hook_totals_never_fall_and_count_nothing_twice(telemetry: Telemetry) -> None:
     def tell(pid: str, dropped: object, errors: object = 0) -> tuple[float, float]:
         telemetry.hook_totals("e", (pid,), {semconv.RECORDS_DROPPED: dropped, semconv.HOOK_ERRORS: errors})  # type: ignore[dict-item]

@@ -5,9 +5,9 @@ loads and reads name a fetch or a lookup. `llm_request` and `kvguard.decode` are
 id (`match.py`); LMCache's `mp.*` spans by session id = vLLM's internal id.
 
 A record is given out as soon as its span and the lookups and fetches it speaks of are here (about first-token time),
-or else when the watermark passes: `lateness_seconds` after the request span arrived. What comes later amends it: reads,
-loads and fetches until the watermark; decode, `llm_request`, stores and `mp.*` until it is forgotten. All times are
-those of arrival, as told by the caller, so no clock of a sender can hold anything up.
+or else when the watermark passes: `lateness_seconds` after the request span arrived. What comes later amends it: reads
+and loads until the watermark; decode, `llm_request`, stores, `mp.*` and fetches (one can outlive its client by minutes)
+until it is forgotten. All times are those of arrival, as told by the caller: no clock of a sender holds anything up.
 """
 
 from collections import deque
@@ -189,7 +189,7 @@ class Joiner:
                 add(self.counts.orphans, (span,))
                 return
             one = self._open(span.parent_id)
-        if span.name == s.SPAN_STORE:
+        if span.name == s.SPAN_STORE or (one.seen is None and span.name == s.SPAN_FETCH):
             self._attach(one, span, one.late)
         elif self._attach(one, span, one.seen):
             self._by_span.setdefault(span.span_id, one)
@@ -352,6 +352,7 @@ class Joiner:
             self.counts.incomplete += 1
             self._ready.append(one)
         one.seen = None
+        one.late.update(one.fetches)
         for span_id in (*one.fetches, *one.lookups):
             if span_id != one.root and self._by_span.get(span_id) is one:
                 del self._by_span[span_id]

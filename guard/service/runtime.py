@@ -81,6 +81,7 @@ class Runtime:
             self.telemetry.observe(record)
         for record in self.joiner.amended:
             self.window.amend(record)
+            self.telemetry.amend(record)
         self.window.expire(now_ns)
         counts = self.joiner.counts
         self._totals(semconv.INGEST_ORPHANS, counts.orphans)

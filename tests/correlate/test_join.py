@@ -247,15 +247,23 @@ def test_orphans_are_counted_by_kind_at_the_watermark(spans):
     conserved(joiner)
 
 
-def test_a_fetch_later_than_the_watermark_is_an_orphan_and_changes_nothing(spans):
+def test_a_fetch_that_outlives_its_request_amends_it_once(spans):
+    """A client gave up on a black hole; the load ended long after the watermark."""
     parts = spans.one(server=0)
     (record,), joiner = join(parts)
-    before = copy.deepcopy(record)
     joiner.advance(11 * SECOND)
-    join([spans.span(s.SPAN_FETCH, parts[0].span_id, **{s.ATTEMPT: 2})], joiner, 12 * SECOND)
-    assert joiner.counts.orphans == {"kv.fetch": 1}
-    assert record == before
+    late = spans.span(s.SPAN_FETCH, parts[0].span_id, seconds=90.0, **{s.ATTEMPT: 2})
+    again = copy.deepcopy([late, *(span for span in parts if span.name == s.SPAN_FETCH)])
+    join([late], joiner, 100 * SECOND)
+    assert [one.seconds for one in record.fetches] == [0.1, 90.0]
+    assert joiner.amended == [record]
+    join(again, joiner, 101 * SECOND)
+    assert joiner.counts.duplicates == 2
+    assert [one.attempt for one in record.fetches] == [1, 2]
+    assert joiner.counts.orphans == {}
     conserved(joiner)
+    joiner.advance(2000 * SECOND)
+    assert not joiner._by_span
 
 
 def test_duplicates_after_the_watermark_are_still_duplicates(spans):
