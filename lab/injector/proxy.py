@@ -10,6 +10,9 @@ intervention"). Control, one datagram per command, answered with state and count
     rtt US          delays every byte by US/2 in each direction        bw MBPS    limit per direction and connection
     delay NAME US   delays each command NAME by US before it goes on   reset, stats
 
+`held.NAME` counts the microseconds in which at least one command NAME was held back by such a delay, over all
+connections: serial commands add up, overlapping ones count once. A client that waits for them all is delayed by it.
+
 Delays overlap as on a wire: of N commands pipelined on one connection each waits US from its own arrival, and order is
 kept. A client that waits for each answer, as LMCache's native client does, sees US per command. Threads rather than
 asyncio because an event loop's timers are only good to a millisecond.
@@ -39,6 +42,23 @@ class State:
         self.delays_us: dict[str, int] = {}
         self.commands: Counter[str] = Counter()  # NAME, and cN.NAME of connection N
         self.counts: Counter[str] = Counter(connections=0, bytes_up=0, bytes_down=0)
+        self.held: dict[str, float] = {}  # NAME -> seconds
+        self._holding: Counter[str] = Counter()
+        self._since: dict[str, float] = {}
+
+    def hold(self, name: str) -> None:
+        """A delayed command has come."""
+        with self.lock:
+            if not self._holding[name]:
+                self._since[name] = time.monotonic()
+            self._holding[name] += 1
+
+    def release(self, name: str) -> None:
+        """A delayed command goes on."""
+        with self.lock:
+            self._holding[name] -= 1
+            if not self._holding[name]:
+                self.held[name] = self.held.get(name, 0.0) + time.monotonic() - self._since[name]
 
     def handle(self, message: str) -> str:
         """Carries out one control message; returns the answer."""
@@ -52,6 +72,7 @@ class State:
             case ["reset"]:
                 with self.lock:
                     self.commands.clear()
+                    self.held.clear()
                     self.counts.update({key: -value for key, value in self.counts.items() if key != "connections"})
             case ["stats"]:
                 pass
@@ -60,6 +81,7 @@ class State:
         with self.lock:
             pairs = {"rtt_us": self.rtt_us, "bytes_per_second": self.bytes_per_second, **self.counts}
             pairs |= {f"delay.{name}": value for name, value in self.delays_us.items()}
+            pairs |= {f"held.{name}": round(value * 1e6) for name, value in self.held.items()}
             pairs |= {f"command.{name}": value for name, value in self.commands.items()}
         return " ".join(f"{key}={value}" for key, value in pairs.items())
 
@@ -104,7 +126,7 @@ class Pipe:
 
     def __init__(self, state: State, number: int, source: socket.socket, target: socket.socket, *, up: bool) -> None:
         self._state, self._number, self._source, self._target, self._up = state, number, source, target, up
-        self._queue: queue.Queue[tuple[float, bytes]] = queue.Queue()
+        self._queue: queue.Queue[tuple[float, bytes, str]] = queue.Queue()
         self._wire_free = 0.0
         for run in (self._read, self._write):
             threading.Thread(target=run, daemon=True).start()
@@ -116,26 +138,33 @@ class Pipe:
                 self._state.counts["bytes_up" if self._up else "bytes_down"] += len(data)
             for name, piece in commands.feed(data) if self._up else (("", data),):
                 self._enqueue(name, piece)
-        self._queue.put((0.0, b""))
+        self._queue.put((0.0, b"", ""))
 
     def _enqueue(self, name: str, piece: bytes) -> None:
         state, due = self._state, time.monotonic()
         if state.bytes_per_second:
             due = self._wire_free = max(due, self._wire_free) + len(piece) / state.bytes_per_second
         due += state.rtt_us / 2e6
+        held = ""
         if name:
-            due += state.delays_us.get(name, 0) / 1e6
+            delay = state.delays_us.get(name, 0)
+            if delay:
+                due += delay / 1e6
+                held = name
+                state.hold(name)
             with state.lock:
                 state.commands[name] += 1
                 state.commands[f"c{self._number}.{name}"] += 1
-        self._queue.put((due, piece))
+        self._queue.put((due, piece, held))
 
     def _write(self) -> None:
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)  # sleeps end within microseconds, not the default 50
         while True:
-            due, piece = self._queue.get()
+            due, piece, held = self._queue.get()
             if (wait := due - time.monotonic()) > 0:
                 time.sleep(wait)
+            if held:
+                self._state.release(held)
             try:
                 if not piece:
                     self._target.shutdown(socket.SHUT_WR)
