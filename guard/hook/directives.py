@@ -6,7 +6,8 @@ Everything else (no service, a stopped one, an error status, garbage, a newer sc
 `on_lease_expiry: keep` holds for its `ttl_seconds` (None: as long as this process lives), whatever happens.
 
 Acknowledgement: `If-None-Match` names the set that is applied at the moment of the request. It is sent with the next
-poll, which follows at once, and never for a set whose lease has run out.
+poll, which follows at once, and never for a set whose lease has run out, or once the failsafe has tripped: then nothing
+is applied any more, and the operator must see it.
 """
 
 import json
@@ -93,7 +94,7 @@ class Directives:
         """Asks once and applies the answer; returns the seconds to wait before the next poll (0: at once)."""
         began = self._clock()
         headers = {"Accept": "application/json"}
-        if self._applied is not None and began < self._lease_until:
+        if self._applied is not None and began < self._lease_until and not self._failsafe.tripped:
             headers["If-None-Match"] = _quoted(self._applied.etag)
         try:
             reply = self._transport.send(
@@ -136,6 +137,8 @@ class Directives:
 
     def _pace(self, began: float, news: bool) -> float:
         """A service that answers at once, again and again, is slowed down; some changes in a row are not."""
+        if self._failsafe.tripped:  # no tag is sent, so the service never holds the poll
+            return float(WAIT_SECONDS)
         if self._clock() - began >= _QUICK_SECONDS:
             self._quick = 0
             return 0.0

@@ -104,11 +104,13 @@ class Service:
     def __init__(self, *answers: Reply | Exception) -> None:
         self.answers = list(answers)
         self.paths: list[str] = []
+        self.tags: list[str | None] = []
 
     def send(
         self, method: str, path: str, *, headers: Mapping[str, str], body: bytes | None, timeout: float, limit: int
     ) -> Reply:
         self.paths.append(path)
+        self.tags.append(headers.get("If-None-Match"))
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -255,6 +257,20 @@ def test_invariant_5_register_never_raises(monkeypatch: pytest.MonkeyPatch, erro
 
     monkeypatch.setattr(plugin, "install", fail)
     plugin.register()
+
+
+def test_invariant_5_a_hook_that_stepped_aside_acknowledges_nothing(clock: Any) -> None:
+    """Else the operator would read that `off` is applied while every request reads."""
+    service = Service(answer(OFF), Reply(304, b""), answer(OFF), answer(OFF))
+    directives = poller(service, clock)
+    for _ in range(2):
+        directives.poll()
+    assert [bool(tag) for tag in service.tags] == [False, True]
+    for _ in range(20):
+        directives._failsafe.record("test", ValueError("x"))
+    assert directives._failsafe.tripped
+    assert [directives.poll(), directives.poll()] == [5.0, 5.0]  # calmly
+    assert not any(service.tags[2:])
 
 
 FORBIDDEN = {
