@@ -181,7 +181,7 @@ def _make(inner: Any, capability: Capability) -> type:  # noqa: C901  one class,
             if envelope is None:
                 super().start_load_kv(forward_context, **kwargs)
                 return
-            side = self._kvguard_worker
+            side = None if self._kvguard_failsafe.tripped else self._kvguard_worker
             start = time.monotonic_ns()
             if side is not None:
                 try:

@@ -152,7 +152,7 @@ class Directives:
             except Exception as error:  # noqa: BLE001  the thread's outermost frame
                 if stop.is_set():
                     break
-                self._failsafe.record("directives", error)
+                self._failsafe.record("directives", error, own_thread=True)
                 wait = self._backoff.failed(None)
             if wait > 0.0:
                 stop.wait(wait)

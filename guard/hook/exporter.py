@@ -146,7 +146,7 @@ class Exporter:
         try:
             return self.step()
         except Exception as error:  # noqa: BLE001  the thread's outermost frame
-            self._failsafe.record("exporter", error)
+            self._failsafe.record("exporter", error, own_thread=True)
             self._drop()
             return DRAIN_SECONDS
 
@@ -182,7 +182,7 @@ class Exporter:
                     slices.did_one()
             except Exception as error:  # noqa: BLE001  costs this record only
                 self._lost += 1
-                self._failsafe.record("spans of a record", error)
+                self._failsafe.record("spans of a record", error, own_thread=True)
                 continue
             ready += own
             count += bool(own)

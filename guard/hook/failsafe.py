@@ -26,20 +26,26 @@ class Failsafe:
     def __init__(self, limit: int = ERROR_LIMIT, log: logging.Logger = logger) -> None:
         self.errors = 0
         self.tripped = False
+        self._serious = 0
         self._limit = limit
         self._log = log
         self._seen: set[tuple[str, type[BaseException]]] = set()
         self._lock = threading.Lock()  # taken on the error path only
 
-    def record(self, where: str, error: BaseException) -> None:
-        """Counts one internal error that happened in `where` and was kept from vLLM."""
+    def record(self, where: str, error: BaseException, *, own_thread: bool = False) -> None:
+        """Counts one internal error that happened in `where` and was kept from vLLM.
+
+        On a thread of the hook's `own_thread` an error cannot hurt vLLM: it counts, but does not take the hook out of
+        the way. A span that cannot be encoded must not switch off the operator's `off`.
+        """
         try:
             kind = (where, type(error))
             with self._lock:
                 self.errors += 1
+                self._serious += not own_thread
                 first = kind not in self._seen
                 self._seen.add(kind)
-                trips = not self.tripped and self.errors >= self._limit
+                trips = not self.tripped and self._serious >= self._limit
                 if trips:
                     self.tripped = True
             if first:

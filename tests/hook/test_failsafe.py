@@ -21,6 +21,17 @@ def test_trips_at_the_limit_and_not_before():
     assert failsafe.errors == 4
 
 
+def test_errors_on_the_hooks_own_threads_count_but_do_not_trip():
+    failsafe = Failsafe(limit=2)
+    for _ in range(5):
+        failsafe.record("exporter", ValueError("x"), own_thread=True)
+    assert (failsafe.tripped, failsafe.errors) == (False, 5)
+    _raise(failsafe)
+    assert not failsafe.tripped
+    _raise(failsafe)
+    assert failsafe.tripped
+
+
 def test_default_limit_is_twenty():
     failsafe = Failsafe()
     for _ in range(ERROR_LIMIT - 1):

@@ -223,6 +223,18 @@ def test_invariant_5_nothing_of_ours_raises_in_a_worker(process: Process, name: 
         assert worker.calls == [name]
 
 
+def test_invariant_5_past_the_limit_a_worker_records_nothing_and_still_answers_as_its_step_asks(
+    process: Process,
+) -> None:
+    worker = new(role=WORKER)
+    worker._connector_metadata = SimpleNamespace(**{ENVELOPE: ((("r", 1, True, 2, 3),), (("r", 7, 1, 512, False),), 5)})
+    process.failsafe.tripped = True
+    worker.start_load_kv(SimpleNamespace())
+    wrapped = worker.build_connector_worker_meta()
+    assert isinstance(wrapped, SyncLoads)  # every rank must answer alike
+    assert len(process.recorder) == 0
+
+
 def test_invariant_5_an_output_without_worker_metadata_passes(process: Process) -> None:
     class Older(FakeConnector):
         def update_connector_output(self, connector_output: Any) -> None:
