@@ -215,7 +215,9 @@ class RequestRecord:
                 attributes[semconv.ERROR_TYPE] = state.error
         if state.handoff:
             attributes[semconv.HANDOFF] = True
-        yield self._span(semconv.SPAN_REQUEST, state.span_id, state.parent_id, state.arrival, self.end, attributes)
+        yield make_span(
+            state, semconv.SPAN_REQUEST, state.span_id, state.parent_id, state.arrival, self.end, attributes
+        )
         for each in state.legs.values():
             if each.polls:
                 yield self._lookup(each)
@@ -240,10 +242,11 @@ class RequestRecord:
     def _times(self) -> dict[str, AttributeValue]:
         state = self.state
         end = self.end
-        polled = [leg for leg in state.legs.values() if leg.first_poll]
-        lookup_start = min((leg.first_poll for leg in polled), default=0) or min(state.alloc or end, end)
-        ended = [leg.end for leg in polled if leg.end]
-        lookup_end = max(ended) if ended and len(ended) == len(polled) else (end if polled else lookup_start)
+        seen = [leg for leg in state.legs.values() if leg.first_poll]
+        asked = [leg for leg in seen if leg.polls]  # a skipped lookup takes no time
+        lookup_start = min((leg.first_poll for leg in asked or seen), default=0) or min(state.alloc or end, end)
+        ended = [leg.end for leg in asked if leg.end]
+        lookup_end = max(ended) if ended and len(ended) == len(asked) else (end if asked else lookup_start)
         alloc = state.alloc or end
         fetch = sum(max(0, a.end - a.start) for a in self.attempts)
         fetch += sum(max(0, end - a.start) for a in self.open_attempts)
@@ -272,19 +275,7 @@ class RequestRecord:
         refusal = leg.refusal
         attributes[semconv.DECISION] = refusal.action if refusal else semconv.DECISION_REMOTE
         end = leg.end or self.end
-        return self._span(semconv.SPAN_LOOKUP, leg.span_id, state.span_id, leg.start, end, attributes, kind=CLIENT)
-
-    def _span(
-        self,
-        name: str,
-        span_id: int,
-        parent_id: int,
-        start: int,
-        end: int,
-        attributes: dict[str, AttributeValue],
-        kind: int = 1,
-    ) -> Span:
-        return make_span(self.state, name, span_id, parent_id, start, end, attributes, kind)
+        return make_span(state, semconv.SPAN_LOOKUP, leg.span_id, state.span_id, leg.start, end, attributes, CLIENT)
 
 
 @dataclass(slots=True)

@@ -469,6 +469,17 @@ def test_stores_are_stopped_only_while_the_metadata_is_built(make: Make, runtime
     assert len(seen) == 4
 
 
+def test_a_skipped_lookup_took_no_time_and_has_no_span(make: Make, runtime: FakeRuntime) -> None:
+    """Else the service would wait for its span and count a lookup of microseconds."""
+    runtime.directive = OFF
+    connector = make(MooncakeStoreConnector)
+    skip = connector._kvguard_scheduler.adapter.skip
+    connector._kvguard_scheduler.adapter.skip = lambda *args: runtime.clock.tick(0.02) or skip(*args)
+    span = serve(connector, FakeRequest(), runtime)
+    assert span.attributes[semconv.TIME_LOOKUP] == 0.0
+    assert sum(span.attributes[name] for name in semconv.TIME_PARTS) == pytest.approx(span.attributes[semconv.TTFT])
+
+
 def test_eager_lookups_are_skipped_where_they_start(make: Make, runtime: FakeRuntime) -> None:
     runtime.directive = OFF
     connector = make(MooncakeStoreConnector)
