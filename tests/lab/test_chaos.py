@@ -1,0 +1,363 @@
+"""What breaks around the hook breaks neither vLLM nor its answers: the same requests end as they do without a hook.
+
+Two engines run side by side, one with the hook (and the smallest ring there is), one without. A fault of kvguard's
+service concerns the first alone; a fault of Redis or of a worker is done to both. Blocks of the same requests go to the
+two in turn; all are asked one at a time, so that answers are equal to the last digit.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from guard import semconv
+from lab.client import Completion, prompt
+from lab.config import StackConfig
+from lab.env import ROOT, LabEnv
+from lab.errors import LabError
+from lab.pair import Pair, interval, pair
+from lab.processes import wait_until
+from lab.stack import Stack
+from tests.lab.misbehaving import Misbehaving, garbage, newer
+
+pytestmark = pytest.mark.lab
+CHUNK = 256
+RING = 64
+BLOCKS = 12 if os.environ.get("KVGUARD_LAB_FULL") == "1" else 6
+SLOWER = 0.05
+"""Seconds of TTFT that a fault of the service may cost at most, by the low end of the interval: a request that waited
+for the service even once in a block would show as much."""
+
+HITS = {seed: prompt(tokens, seed) for seed, tokens in ((8001, 600), (8002, 1100))}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a request ended: its tokens and how many were not computed, or its error without what differs by nature."""
+
+    error: str
+    tokens: tuple[int, ...]
+    cached: int
+
+
+def asked(stack: Stack, text: str, **options: object) -> tuple[Outcome, Completion | None]:
+    """Sends a prompt and keeps how it ends, whichever way that is."""
+    try:
+        done = stack.client.complete(text, **options)
+    except LabError as error:
+        return Outcome(f"answered: {str(error).split('vLLM ')[-1][:60]}", (), 0), None
+    except OSError as error:
+        return Outcome(f"broken: {type(error).__name__}", (), 0), None
+    return Outcome("", tuple(done.tokens), done.cached), done
+
+
+def block(number: int, stack: Stack) -> tuple[list[Outcome], float]:
+    """Two remote hits, a local hit and two misses; returns how they ended and the median TTFT."""
+    stack.client.reset_prefix_cache()
+    first, second = HITS.values()
+    fresh = [prompt(tokens, seed=81_000 + 10 * number + tokens) for tokens in (300, 700)]
+    ended = [asked(stack, text, max_tokens=6) for text in (first, second, first, *fresh)]
+    times = [done.ttft for _, done in ended if done is not None and done.ttft is not None]
+    return [outcome for outcome, _ in ended], median(times)
+
+
+def compared(engines: Pair, name: str, number: int, figure: Callable[[str], None]) -> None:
+    """Paired blocks; the outcomes must be equal, and the difference in TTFT is told and bounded."""
+    gaps = []
+    for index in range(BLOCKS):
+        (hooked, slow), (plain, fast) = engines.in_turn(partial(block, 100 * number + index), index)
+        assert hooked == plain
+        assert [outcome.error for outcome in hooked] == [""] * 5
+        assert [outcome.cached for outcome in hooked] == [512, 1024, 512, 0, 0]
+        gaps.append(slow - fast)
+    mean, low, high = interval(gaps)
+    figure(
+        f"{name}: TTFT hook minus none {mean * 1e3:+.1f} ms [{low * 1e3:+.1f}, {high * 1e3:+.1f}], {BLOCKS} paired "
+        f"blocks of 5 requests, all ended the same"
+    )
+    assert low < SLOWER
+
+
+def counter(stack: Stack, name: str) -> int:
+    """Sum of a metric of the service over its labels."""
+    with urllib.request.urlopen(stack.service.url + "/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith((name + "{", name + " ")))
+
+
+def polled(stack: Stack) -> None:
+    """Waits until the hook has polled the service that runs now."""
+
+    def row() -> bool:
+        try:
+            engines = stack.service.get("/v1/offload")["engines"]
+        except (LabError, OSError):
+            return False
+        return bool(engines) and engines[0]["acknowledged"] and not engines[0]["silent"]
+
+    wait_until(row, 30, "the hook to come back to the service")
+
+
+# -- Faults of the service ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def killed(stack: Stack) -> Iterator[None]:
+    stack.service_process.signal(signal.SIGKILL)
+    try:
+        yield
+    finally:
+        stack.service_process.stop()
+        stack.service_process.start()
+
+
+@contextmanager
+def stopped(stack: Stack) -> Iterator[None]:
+    stack.service_process.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        stack.service_process.signal(signal.SIGCONT)
+
+
+@contextmanager
+def replaced(answers: Callable[[int, str, str], bytes], stack: Stack) -> Iterator[None]:
+    """Another program answers in the service's place; both kinds of question must have reached it."""
+    port = int(stack.service.url.rpartition(":")[2])
+    stack.service_process.stop()
+    try:
+        with Misbehaving(port, answers) as fake:
+            yield
+            wait_until(lambda: fake.asked["GET"] > 2 and fake.asked["POST"] > 0, 15, "the hook to ask the stand-in")
+    finally:
+        stack.service_process.start()
+
+
+@contextmanager
+def disk_full(stack: Stack) -> Iterator[None]:
+    """The service's state lies on a file system without a free byte: switches fail and say so, all else goes on."""
+    state = stack.run_dir / "state"
+    stack.service_process.stop()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "kvlab", state], check=True, capture_output=True)
+    try:
+        stack.service_process.start()
+        polled(stack)
+        filler = state / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(b"x" * 4096):
+                pass
+        status, problem = stack.service.call("PUT", "/v1/offload/fleet", {"mode": "off"})
+        assert (status, problem["status"]) == (507, 507), problem
+        yield
+        polled(stack)
+        assert stack.service.get("/v1/offload")["overrides"] == []
+        filler.unlink()
+        stack.service.switch("on", wait=10)
+        stack.service.clear()
+    finally:
+        stack.service_process.stop()
+        subprocess.run(["umount", state], check=True)
+        stack.service_process.start()
+
+
+FAULTS: dict[str, Callable[[Stack], AbstractContextManager[None]]] = {
+    "nothing": lambda _: contextlib.nullcontext(),
+    "killed": killed,
+    "stopped": stopped,
+    "garbage": partial(replaced, garbage),
+    "newer-schema": partial(replaced, newer),
+    "disk-full": disk_full,
+}
+
+
+@pytest.fixture(scope="module")
+def engines(stacks, lab_env: LabEnv) -> Iterator[Pair]:
+    """Both engines, the prompts of `HITS` in the store and nowhere else."""
+    stacks.stop()
+    with pair(StackConfig(command_proxy=True, hook_env={"KVGUARD_RING": str(RING)}), lab_env) as running:
+        running.both(stored)
+        yield running
+
+
+def stored(stack: Stack) -> None:
+    for text in HITS.values():
+        stack.client.complete(text, max_tokens=1)
+    stack.drain()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_the_service_changes_nothing(engines: Pair, figure: Callable[[str], None], fault: str) -> None:
+    if fault == "disk-full" and os.geteuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    polled(engines.hooked)
+    with FAULTS[fault](engines.hooked):
+        compared(engines, fault, list(FAULTS).index(fault), figure)
+    polled(engines.hooked)
+    engines.hooked.service.switch("off", wait=10)  # and it obeys again
+    assert block(990 + list(FAULTS).index(fault), engines.hooked)[0][0].cached == 0
+    engines.hooked.service.clear()
+    polled(engines.hooked)
+    assert counter(engines.hooked, semconv.HOOK_ERRORS_TOTAL.name) == 0
+
+
+def test_a_full_ring_drops_and_says_so(engines: Pair, figure: Callable[[str], None]) -> None:
+    hooked = engines.hooked
+    texts = [prompt(40, seed) for seed in range(82_000, 82_120)]
+    before = counter(hooked, semconv.HOOK_RECORDS_DROPPED.name)
+    with killed(hooked):
+        ended = []
+        for part in range(4):
+            mine, others = engines.in_turn(partial(burst, texts[30 * part : 30 * part + 30]), part)
+            ended += mine
+            assert [outcome for outcome, _ in mine] == [outcome for outcome, _ in others]
+    polled(hooked)
+    wait_until(lambda: counter(hooked, semconv.HOOK_RECORDS_DROPPED.name) > before, 30, "drops on /metrics")
+    time.sleep(1.0)  # the rest of the ring and the last count
+    dropped = counter(hooked, semconv.HOOK_RECORDS_DROPPED.name) - before
+    missing = sum(hooked.service.call("GET", f"/v1/requests/{done.request_id}")[0] == 404 for _, done in ended)
+    figure(f"ring of {RING}, {len(texts)} requests without a service: {dropped} records dropped, {missing} unheard of")
+    assert all(not outcome.error for outcome, _ in ended)
+    assert 0 < missing <= dropped
+    assert missing < len(texts)  # the newest are kept
+
+
+def burst(texts: list[str], stack: Stack) -> list[tuple[Outcome, Completion | None]]:
+    """All at once, one token each: it needs no company to be decided."""
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda text: asked(stack, text, max_tokens=1), texts))
+
+
+# -- Faults of what vLLM itself depends on, done to both engines -------------------------------------------------------
+
+
+def test_redis_killed_while_it_is_read(engines: Pair, figure: Callable[[str], None]) -> None:
+    polled(engines.hooked)
+    texts = [prompt(1400, seed) for seed in (8301, 8302, 8303)] + [prompt(300, 8304)]
+
+    def fault(stack: Stack) -> list[Outcome]:
+        for text in texts[:3]:
+            stack.client.complete(text, max_tokens=1)
+        stack.drain()
+        before = stack.redis.counts()["GET"]
+        stack.commands.delay("GET", 300_000)
+        with ThreadPoolExecutor(len(texts)) as pool:
+            running = [pool.submit(asked, stack, text) for text in texts]
+            wait_until(lambda: stack.redis.counts()["GET"] >= before + 2, 60, "reads under way")
+            stack.redis_process.signal(signal.SIGKILL)
+            outcomes = [one.result()[0] for one in running]
+        stack.commands.delay("GET", 0)
+        return outcomes
+
+    began = time.monotonic()
+    hooked, plain = engines.both(fault)
+    took = time.monotonic() - began
+    after = [engines.in_turn(lambda stack: asked(stack, prompt(300, 8310))[0], 0)]
+    for stack in engines:
+        stack.redis_process.stop()
+        stack.redis_process.start()
+    after.append(engines.in_turn(lambda stack: asked(stack, prompt(700, 8311))[0], 0))
+    figure(
+        f"Redis killed in mid-load, {took:.1f} s: errors with hook {Counter(one.error for one in hooked)}, without "
+        f"{Counter(one.error for one in plain)}; tokens loaded {[one.cached for one in hooked]} and "
+        f"{[one.cached for one in plain]}"
+    )
+    assert [(one.error, one.tokens) for one in hooked] == [(one.error, one.tokens) for one in plain]
+    for mine, other in after:
+        assert mine == other
+        assert mine.error == ""
+    polled(engines.hooked)
+
+
+def worker(stack: Stack) -> int:
+    """Process id of vLLM's worker."""
+    names = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in stack.vllm.descendants()}
+    return next(pid for pid, name in names.items() if "Worker" in name)
+
+
+def test_worker_killed_while_it_computes(engines: Pair, figure: Callable[[str], None]) -> None:
+    """The last test with these engines: they end here."""
+    texts = [prompt(300, seed) for seed in (8401, 8402, 8403)]
+
+    def fault(stack: Stack) -> tuple[list[Outcome], Outcome, bool]:
+        victim = worker(stack)
+        with ThreadPoolExecutor(len(texts)) as pool:
+            running = [pool.submit(asked, stack, text, max_tokens=4000) for text in texts]
+            wait_until(lambda: "num_requests_running" in busy(stack), 30, "requests to run")
+            os.kill(victim, signal.SIGKILL)
+            outcomes = [one.result()[0] for one in running]
+        with contextlib.suppress(LabError):
+            wait_until(lambda: not stack.vllm.alive, 60, "vLLM to end")
+        return outcomes, asked(stack, texts[0])[0], stack.vllm.alive
+
+    (hooked, plain) = engines.both(fault)
+    figure(f"worker killed: with hook {hooked}, without {plain}")
+    assert hooked == plain
+    assert all(one.error for one in hooked[0])
+    (row,) = engines.hooked.service.get("/v1/offload")["engines"]
+    assert row["last_poll_age_seconds"] < 120  # the service keeps what it knew
+
+
+def busy(stack: Stack) -> str:
+    """The metric of running requests, when there are as many as the test sent."""
+    for line in stack.client.get("/metrics").splitlines():
+        if line.startswith("vllm:num_requests_running") and float(line.rpartition(" ")[2]) >= 3:
+            return line
+    return ""
+
+
+# -- Registration ------------------------------------------------------------------------------------------------------
+
+HOOK_ON = {"nothing", "files_and_numbers_cannot_be_read"}
+
+
+def test_registration_fails_in_many_ways_and_vllm_keeps_its_class(
+    lab_env: LabEnv, figure: Callable[[str], None]
+) -> None:
+    script = Path(__file__).with_name("register_ways.py")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("KVGUARD_", "PYTHON"))}
+    done = subprocess.run(
+        [lab_env.python, script],
+        env=environment | {"KVGUARD_ENDPOINT": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("WAY ")]
+    figure(f"{len(found) - 2} ways to break register(): {[way['way'] for way in found[2:]]}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len(found) >= 12
+    for way in found:
+        expected = {"exit": 0, "raised": None, "class": "ExampleConnector", "guarded": way["way"] in HOOK_ON}
+        assert way == {"way": way["way"], **expected}
+
+
+def test_vllm_serves_with_a_hook_that_cannot_register(stacks, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "guard", tmp_path / "guard", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "guard/hook/connector.py").write_text("raise RuntimeError('broken on purpose')\n")
+    config = StackConfig(connector="example", injector="none", service=False, hook_env={"PYTHONPATH": str(tmp_path)})
+    stack = stacks.get(config)
+    text = prompt(700, 8501)
+    miss = stack.client.complete(text)
+    stack.client.reset_prefix_cache()
+    hit = stack.client.complete(text)
+    log = stack.vllm.log.read_text()
+    stacks.stop()
+    assert miss.tokens == hit.tokens
+    assert (miss.cached, hit.cached) == (0, 640)
+    assert "kvguard: the hook is off: RuntimeError: broken on purpose" in log
+    assert "guards" not in log
