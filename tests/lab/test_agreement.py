@@ -1,0 +1,151 @@
+"""The hook's times against vLLM's own (`llm_request` span) and the client's, over hits, partial hits and misses.
+
+The yardstick is the HTTP overhead: the client's TTFT less vLLM's, over requests that vLLM answers from its own cache.
+
+vLLM has two intervals where the hook has seven parts. It takes "scheduled" at the beginning of the scheduling pass in
+which the request got its slot. An asynchronous load (LMCacheMP) lies before that pass, a synchronous one with its
+lookup (LMCache inside vLLM) in it and in the step that follows:
+
+    asynchronous   queue = q1 + u + q2 + f + q3     prefill = p
+    synchronous    queue = q1                       prefill = u + q2 + f + q3 + p
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Any
+
+import pytest
+
+from guard import semconv
+from lab.client import Completion, prompt
+from lab.config import StackConfig
+from lab.processes import wait_until
+from lab.stack import Stack
+
+pytestmark = pytest.mark.lab
+CHUNK = 256
+CHUNKS = 8
+REQUESTS = 66
+"""A third of each: all whole chunks stored, half of them, none."""
+
+RESIDUAL = 0.05
+"""What may stay unexplained, as a share of TTFT, at p95."""
+
+PARTS = tuple(name.rpartition(".")[2] for name in semconv.TIME_PARTS)
+QUEUE = {
+    "narrow": ("queue", "lookup", "slot", "fetch", "resume"),
+    "inprocess": ("queue",),
+}
+"""The hook's parts that lie in vLLM's queue time; the others but intake lie in its prefill time."""
+
+
+@pytest.fixture
+def narrow(stacks, forward: dict[str, str]) -> Stack:
+    """LMCacheMPConnector on a vLLM that runs two requests at a time, so that some wait."""
+    return stacks.get(StackConfig(otlp="service", command_proxy=True, max_num_seqs=2, service_env=forward))
+
+
+@dataclass
+class Answered:
+    """A request as the client saw it and as the service joined it. Times in seconds."""
+
+    done: Completion
+    record: dict[str, Any]
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """The hook's parts of TTFT."""
+        return {step["part"]: step["seconds"] for step in self.record["timeline"]}
+
+    def sum(self, *names: str) -> float:
+        """So many parts together."""
+        return sum(self.parts[name] for name in names)
+
+    @property
+    def vllm(self) -> dict[str, float]:
+        """vLLM's own times."""
+        return self.record["vllm"]
+
+
+def joined(stack: Stack, answers: list[Completion]) -> list[Answered]:
+    """The service's records, once vLLM's spans are in them: vLLM exports every 5 s."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def all_there() -> bool:
+        for done in answers:
+            if done.request_id not in found:
+                record = stack.service.request(done.request_id)
+                if record["vllm"]["ttft_seconds"] is None:
+                    return False
+                found[done.request_id] = record
+        return True
+
+    wait_until(all_there, 20.0, "vLLM's spans")
+    return [Answered(done, found[done.request_id]) for done in answers]
+
+
+def ask(stack: Stack, texts: list[str], clients: int) -> list[Answered]:
+    """Sends the prompts from so many clients at once; the records of all."""
+    with ThreadPoolExecutor(clients) as pool:
+        return joined(stack, list(pool.map(lambda text: stack.client.complete(text, max_tokens=2), texts)))
+
+
+def mixed(stack: Stack, seed: int) -> tuple[list[str], list[int]]:
+    """Hits, partial hits and misses in turn, and how many tokens of each are in the store and nowhere else."""
+    stored = [(CHUNKS, CHUNKS // 2, 0)[number % 3] * CHUNK for number in range(REQUESTS)]
+    bases = [prompt(tokens, seed + number) for number, tokens in enumerate(stored)]
+    for base in filter(None, bases):
+        stack.client.complete(base + "x", max_tokens=1)
+    stack.drain()
+    rest = [CHUNKS * CHUNK + 40 - tokens for tokens in stored]
+    return [base + prompt(n, seed + 5000 + i) for i, (base, n) in enumerate(zip(bases, rest, strict=True))], stored
+
+
+def p95(values: list[float]) -> float:
+    """The 95th percentile."""
+    return quantiles(values, n=20, method="inclusive")[18]
+
+
+def ms(values: list[float]) -> str:
+    """Median and 95th percentile, in ms."""
+    return f"{median(values) * 1e3:.2f} (p95 {p95(values) * 1e3:.2f})"
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("setup", ["inprocess", "narrow"])
+def test_the_hook_agrees_with_vllm_and_the_client(
+    request: pytest.FixtureRequest, figure: Callable[[str], None], setup: str, clients: int
+) -> None:
+    stack: Stack = request.getfixturevalue(setup)
+    local = [prompt(CHUNKS * CHUNK + 40, 9000 + number) for number in range(4)]
+    for text in local * 2:
+        stack.client.complete(text, max_tokens=1)
+    baseline = ask(stack, local * 8, clients)
+    overhead = [each.done.ttft - each.vllm["ttft_seconds"] for each in baseline]
+    texts, stored = mixed(stack, seed=9100 + 10_000 * clients)
+
+    answers = ask(stack, texts, clients)
+
+    queued, computed = QUEUE[setup], [part for part in PARTS if part != "intake" and part not in QUEUE[setup]]
+    off = {
+        "queue": [abs(a.sum(*queued) - a.vllm["queue_seconds"]) for a in answers],
+        "prefill": [abs(a.sum(*computed) - a.vllm["prefill_seconds"]) for a in answers],
+        "TTFT": [abs(a.record["ttft_seconds"] - a.vllm["ttft_seconds"]) for a in answers],
+    }
+    client = [a.done.ttft - a.record["ttft_seconds"] for a in answers]
+    residual = [abs(a.record["residual_seconds"]) / a.vllm["ttft_seconds"] for a in answers]
+    figure(
+        f"HTTP overhead {ms(overhead)} ms; hook less vLLM: "
+        + ", ".join(f"{name} {ms(values)}" for name, values in off.items())
+        + f"; client less hook {ms(client)}; TTFT {ms([a.vllm['ttft_seconds'] for a in answers])}, waited "
+        f"{ms([a.vllm['queue_seconds'] for a in answers])}; residual {median(residual):.2%} (p95 {p95(residual):.2%}), "
+        f"n={len(answers)}"
+    )
+
+    assert [a.done.cached for a in answers] == stored
+    assert p95(residual) <= RESIDUAL
+    assert {name: ms(values) for name, values in off.items() if p95(values) > p95(overhead)} == {}
+    assert min(client) >= 0.0
+    assert median(client) <= p95(overhead)
