@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -123,6 +124,7 @@ def serve(settings: Settings, ready: Callable[[str], None] = lambda _: None) -> 
         LedgerError: the state directory cannot be used.
     """
     configure_logging(settings.log_level)
+    allow_open_files()
     tokens = Tokens(settings.tokens_file)
     sock = _listen(settings)
     try:
@@ -146,6 +148,15 @@ def serve(settings: Settings, ready: Callable[[str], None] = lambda _: None) -> 
         ssl_keyfile=settings.tls_key_file,
     )
     Server(config, runtime, tokens, ready).run([sock])
+
+
+def allow_open_files() -> None:
+    """Raises the soft limit of open files to the hard one: every hook process keeps one or two connections open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.warning("open_files", limit=soft, problem=str(error))
 
 
 def _listen(settings: Settings) -> socket.socket:

@@ -66,6 +66,17 @@ def test_kill_9_and_a_restart_keep_the_switches(serve: Callable[..., Any]) -> No
     assert answer.status_code == 304
 
 
+def test_the_service_may_open_as_many_files_as_it_is_allowed() -> None:
+    code = (
+        "import resource; from guard.service.server import allow_open_files\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)); allow_open_files()\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_two_services_do_not_share_a_state_directory(serve: Callable[..., Any], tmp_path: Path) -> None:
     serve(state=tmp_path / "state")
     second = run("serve", "--port", "0", "--state-dir", str(tmp_path / "state"))
