@@ -198,6 +198,10 @@ def test_lmcache_skip_leaves_a_spec_that_loads_nothing_and_knows_what_is_stored(
     adapter.stored.learn(hashes("abcd"), 128, 256, 512)
     adapter.skip(FakeRequest("a", block_hashes=hashes("abcd"), priority=3), 128)
     assert engine.load_specs["a"] == LoadSpec(128, 512, can_load=False)
+    engine.load_specs["loads"] = LoadSpec(0, 512, can_load=True)
+    for request_id in ("a", "loads", "unknown"):  # gone before their first step
+        adapter.forget(request_id)
+    assert list(engine.load_specs) == ["loads"]
     assert engine._requests_priority["a"] == 3
 
 

@@ -88,6 +88,12 @@ class LMCacheAdapter(Adapter):
                 chunk = engine._lmcache_chunk_size
                 self.stored.learn(request.block_hashes, self._hash_tokens, chunk, len(item.token_ids))
 
+    def forget(self, request_id: str) -> None:
+        """Drops what a skip left for a request that ended before its first step; the connector would keep it."""
+        spec = self._engine.load_specs.get(request_id)
+        if spec is not None and not spec.can_load:
+            del self._engine.load_specs[request_id]
+
 
 def _preempted(request: Any) -> bool:
     return getattr(request.status, "name", "") == "PREEMPTED"
