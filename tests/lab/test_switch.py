@@ -102,18 +102,18 @@ def busy(stack: Stack) -> Iterator[None]:
             thread.join()
 
 
-def test_switches_take_effect_within_a_second(mp: Stack, figure: Callable[[str], None]) -> None:
-    (text,) = stored(mp, 7100, chunks=2)
+def test_switches_take_effect_within_a_second(stack: Stack, figure: Callable[[str], None]) -> None:
+    (text,) = stored(stack, 7100, chunks=2)
     delays: dict[str, list[float]] = {"off": [], "on": []}
     seen: dict[str, Counter[str]] = {"off": Counter(), "on": Counter()}
 
-    with busy(mp):
+    with busy(stack):
         for mode in ("off", "on") * ROUNDS:
-            mp.service.switch(mode)
+            stack.service.switch(mode)
             answered = time.time()
-            delays[mode].append(max(0.0, acknowledged(mp, mode) - answered))
-            with mp.redis.counting() as commands:
-                mp.client.complete(text, max_tokens=1)
+            delays[mode].append(max(0.0, acknowledged(stack, mode) - answered))
+            with stack.redis.counting() as commands:
+                stack.client.complete(text, max_tokens=1)
             seen[mode] += commands.delta
 
     both = sorted(delays["off"] + delays["on"])
@@ -206,3 +206,42 @@ def test_a_switch_with_a_ttl_ends_by_itself(stack: Stack, figure: Callable[[str]
     assert off == NOTHING
     assert ttl <= ended <= ttl + 1.5
     assert on == Counter(EXISTS=4, GET=4)
+
+
+def test_switches_in_the_middle_of_lookups_and_loads_disturb_nobody(
+    stack: Stack, figure: Callable[[str], None]
+) -> None:
+    texts = stored(stack, *range(7700, 7712))
+    expected = [stack.client.complete(text, max_tokens=4).tokens for text in texts]
+    stack.drain()
+    stack.injector.rtt(20_000)  # a hit takes 8 round trips, so that most switches fall into one
+    modes: Counter[str] = Counter()
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(stack.client.complete, text, max_tokens=4) for text in texts]
+        while not all(answer.done() for answer in answers):
+            for mode in ("off", "on"):
+                stack.service.switch(mode)
+                acknowledged(stack, mode)
+                modes[mode] += 1
+                time.sleep(0.1)
+    records = [stack.service.request(answer.result().request_id) for answer in answers]
+    decisions = Counter(record["decision"] for record in records)
+    figure(f"{modes.total()} switches during {len(texts)} hits: {dict(decisions)}")
+
+    assert decisions.keys() <= {"remote", "decline", "skip"}
+    assert len(decisions) > 1
+    assert [len(answer.result().tokens) for answer in answers] == [len(tokens) for tokens in expected]
+    for record, answer in zip(records, answers, strict=True):
+        loaded = 4 * CHUNK if record["decision"] == "remote" else 0
+        assert (record["tokens"]["remote_loaded"], answer.result().cached) == (loaded, loaded)
+        assert [fetch["outcome"] for fetch in record["fetches"]] == ["ok"] * (loaded > 0)
+    wait_until(lambda: idle(stack), 20, "LMCache to have no lock, job or session left")
+
+
+def idle(stack: Stack) -> bool:
+    """Whether LMCache's server holds nothing for anybody."""
+    status = stack.lmcache_status()
+    locks = status["storage_manager"]["l1_manager"]
+    left = locks["read_locked_count"] + locks["write_locked_count"] + status["active_prefetch_jobs"]
+    return left + status["active_sessions"] == 0
