@@ -23,7 +23,7 @@ from guard import __version__, semconv
 from guard.errors import WireError
 from guard.hook.config import HookConfig
 from guard.hook.failsafe import Failsafe
-from guard.hook.transport import Backoff, Complaints, HttpTransport, Reply, Transport, Worker
+from guard.hook.transport import Backoff, Complaints, HttpTransport, Reply, Transport, Worker, described
 from guard.wire import Directive, DirectiveSet
 
 WAIT_SECONDS: Final = 5
@@ -108,7 +108,9 @@ class Directives:
             self._transport.failover()
             return self._backoff.failed(None)
         if reply.status not in (200, 304):
-            self._complaints.say(str(reply.status), "kvguard: directives: the service answered %d", reply.status)
+            self._complaints.say(
+                str(reply.status), "kvguard: directives: the service answered %s", described(reply.status)
+            )
             self._transport.failover()
             return self._backoff.failed(reply.retry_after)
         self._backoff.succeeded()

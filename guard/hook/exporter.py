@@ -23,7 +23,7 @@ from guard.hook.config import HookConfig
 from guard.hook.failsafe import Failsafe
 from guard.hook.otlp_json import TAIL, encode_span, head
 from guard.hook.recorder import Record, Recorder
-from guard.hook.transport import Backoff, Complaints, HttpTransport, Transport, Worker
+from guard.hook.transport import Backoff, Complaints, HttpTransport, Transport, Worker, described
 
 DRAIN_SECONDS: Final = 0.1
 """Longest wait between two looks at the ring."""
@@ -211,7 +211,7 @@ class Exporter:
             self._backoff.succeeded()
             self._drop()
         else:
-            self._complaints.say(str(reply.status), "kvguard: spans: the service answered %d", reply.status)
+            self._complaints.say(str(reply.status), "kvguard: spans: the service answered %s", described(reply.status))
             return self._later(batch, reply.retry_after)
         return True
 

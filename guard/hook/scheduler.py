@@ -171,9 +171,8 @@ class SchedulerSide:
         state = self.table.get(request.request_id)
         if state is None:
             params = getattr(request, "kv_transfer_params", None)
-            handoff = isinstance(params, dict) and bool(
-                params.get("do_remote_prefill") or params.get("do_remote_decode")
-            )
+            # A prefill instance's own requests (`do_remote_decode`) read the tier like any other: not a hand-off.
+            handoff = isinstance(params, dict) and bool(params.get("do_remote_prefill"))
             state = self.table.arrive(request, handoff=handoff)
         return state
 

@@ -215,6 +215,13 @@ class Backoff:
         self._asked = 0.0
 
 
+def described(status: int) -> str:
+    """An HTTP status for the log, with what to do where that is known."""
+    if status in (401, 403):
+        return f"{status}: KVGUARD_TOKEN_FILE must hold a token with the scope ingest"
+    return str(status)
+
+
 class Complaints:
     """Log lines about the service, one per kind every five minutes, so that a dead service does not fill vLLM's log."""
 

@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from guard.errors import ConfigError
 from guard.service.problems import Problem
+from guard.settings import is_loopback
 
 Scope = Literal["ingest", "read", "admin"]
 SCOPES: Final = ("ingest", "read", "admin")
@@ -62,6 +64,7 @@ class Tokens:
             Problem: 401 without a known token, 403 when it lacks `scope`.
         """
         if self._path is None:
+            _from_here(request, scope)
             return f"anonymous@{request.client.host}" if request.client else "anonymous"
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not text.strip():
@@ -78,6 +81,13 @@ class Tokens:
             headers = {"WWW-Authenticate": f'{_CHALLENGE}, error="insufficient_scope", scope="{scope}"'}
             raise Problem(403, f"token {found.name!r} lacks the scope {scope!r}", headers=headers)
         return found.name
+
+
+def _from_here(request: Request, scope: Scope) -> None:
+    """Without tokens the service listens on loopback; a web page that another name leads here must not switch."""
+    name = urlsplit(f"//{request.headers.get('host', '')}").hostname
+    if scope == "admin" and name and not is_loopback(name):
+        raise Problem(403, f"host {name[:80]!r} is not this machine: use 127.0.0.1 or localhost, or configure tokens")
 
 
 def require(scope: Scope) -> Callable[[Request], Awaitable[str]]:

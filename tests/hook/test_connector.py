@@ -327,6 +327,12 @@ def test_invariant_9_a_hand_off_is_not_a_hit(
     assert span.attributes[semconv.HANDOFF] is True
 
 
+def test_a_prefill_instance_is_switched_like_any_other(make: Make, runtime: FakeRuntime) -> None:
+    runtime.directive = OFF
+    span = serve(make(FakeConnector), FakeRequest(kv_transfer_params={"do_remote_decode": True}), runtime)
+    assert decision(span)[1] == "off"
+
+
 def test_invariant_10_no_prompt_content_leaves(make: Make, runtime: FakeRuntime) -> None:
     request = FakeRequest(block_hashes=[b"SECRET"])
     request.prompt_token_ids = [4242424242]  # type: ignore[attr-defined]

@@ -71,7 +71,7 @@ def serving() -> Callable[..., contextlib.AbstractAsyncContextManager[httpx2.Asy
         app = create_app(runtime, tokens or Tokens(None))
         async with app.router.lifespan_context(app):
             transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False)
-            async with httpx2.AsyncClient(transport=transport, base_url="http://kvguard") as client:
+            async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
                 yield client
 
     return run

@@ -23,8 +23,10 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
-def request(header: str | None) -> Request:
+def request(header: str | None, host: str | None = None) -> Request:
     headers = [] if header is None else [(b"authorization", header.encode())]
+    if host is not None:
+        headers.append((b"host", host.encode()))
     return Request({"type": "http", "headers": headers, "client": ("127.0.0.1", 1)})
 
 
@@ -96,3 +98,16 @@ def test_a_broken_file_names_the_line_and_never_the_secret(tmp_path: Path, text:
         read_tokens(file)
     assert caught.value.key == "tokens_file"
     assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8420", "localhost:8420", "[::1]:8420", None])
+def test_without_tokens_this_machine_may_switch(host: str | None) -> None:
+    assert Tokens(None).who(request(None, host), "admin") == "anonymous@127.0.0.1"
+
+
+@pytest.mark.parametrize("host", ["rebound.example", "rebound.example:8420", "10.0.0.7:8420", "127.0.0.1.example"])
+def test_without_tokens_a_web_page_under_another_name_may_not_switch(host: str) -> None:
+    with pytest.raises(Problem, match="is not this machine") as caught:
+        Tokens(None).who(request(None, host), "admin")
+    assert caught.value.status == 403
+    assert Tokens(None).who(request(None, host), "read") == "anonymous@127.0.0.1"
