@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test check contract bench lab lab-env lab-test wheel clean
+.PHONY: help run test check contract bench lab lab-env lab-test lab-bench wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,6 +42,9 @@ lab: $(VENV)/.installed ## Real vLLM + LMCache + Redis with a live RTT injector,
 
 lab-test: $(VENV)/.installed ## Tests on real vLLM (starts and stops everything itself)
 	$(BIN)/python -m lab test
+
+lab-bench: $(VENV)/.installed ## Cost of the hook on real vLLM, 32 paired blocks; needs the machine for itself, 10 GB
+	$(BIN)/python -m lab bench
 
 wheel: $(VENV)/.installed ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation

@@ -27,6 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--rtts", default="0,1,5,20,50", help="added round-trip times, ms (default %(default)s)")
     run.add_argument("--quick", action="store_true", help="fewer and shorter prompts")
     run.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
+    bench = commands.add_parser("bench", help="cost of the hook: paired blocks on two engines, with and without it")
+    bench.add_argument("--blocks", type=int, default=32, help="paired blocks; a result needs 30 (default %(default)s)")
     commands.add_parser("test", help="pytest on tests/lab; further arguments go to pytest", add_help=False)
     inject = commands.add_parser("injector", help="one command to the running lab's injector: rtt 5000, bw 1000, stats")
     inject.add_argument("--commands", action="store_true", help="to the command proxy instead: delay GET 2000")
@@ -59,6 +61,12 @@ def _dispatch(options: argparse.Namespace, arguments: list[str]) -> int:
             from lab.run import run
 
             run(options, built, CURRENT)
+        case "bench":
+            built = env.build()
+            _enter_namespace(options, arguments)
+            from lab.bench import bench
+
+            return 0 if bench(options.blocks, built) or options.blocks < 30 else 1
         case "test":
             env.build()
             _enter_namespace(options, arguments)
