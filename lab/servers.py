@@ -152,6 +152,7 @@ def _without_kvguard() -> dict[str, str | None]:
 def _engine_env() -> dict[str, str | None]:
     return _without_kvguard() | {
         "PYTHONPATH": None,
+        "PYTHONSAFEPATH": "1",  # kvguard comes from its wheel, not from the directory that the lab was started in
         "PYTHONHASHSEED": "0",  # chunk keys must agree between processes
         "LMCACHE_TRACK_USAGE": "false",
         "LMCACHE_DISABLE_BANNER": "1",
