@@ -41,7 +41,7 @@ RESIDUAL = 0.05
 PARTS = tuple(name.rpartition(".")[2] for name in semconv.TIME_PARTS)
 QUEUE = {
     "narrow": ("queue", "lookup", "slot", "fetch", "resume"),
-    "inprocess": ("queue",),
+    "inside": ("queue",),
 }
 """The hook's parts that lie in vLLM's queue time; the others but intake lie in its prefill time."""
 
@@ -50,6 +50,12 @@ QUEUE = {
 def narrow(stacks, forward: dict[str, str]) -> Stack:
     """LMCacheMPConnector on a vLLM that runs two requests at a time, so that some wait."""
     return stacks.get(StackConfig(otlp="service", command_proxy=True, max_num_seqs=2, service_env=forward))
+
+
+@pytest.fixture
+def inside(stacks, forward: dict[str, str]) -> Stack:
+    """LMCache inside vLLM, without the command proxy: on two cores its copying of what is stored delays everybody."""
+    return stacks.get(StackConfig(connector="lmcache", otlp="service", service_env=forward))
 
 
 @dataclass
@@ -131,7 +137,7 @@ def ms(values: list[float]) -> str:
 
 
 @pytest.mark.parametrize("clients", [1, 3])
-@pytest.mark.parametrize("setup", ["inprocess", "narrow"])
+@pytest.mark.parametrize("setup", ["inside", "narrow"])
 def test_the_hook_agrees_with_vllm_and_the_client(
     request: pytest.FixtureRequest, figure: Callable[[str], None], setup: str, clients: int
 ) -> None:
@@ -145,7 +151,7 @@ def test_the_hook_agrees_with_vllm_and_the_client(
     answers = ask(stack, texts, clients)
 
     queued, computed = QUEUE[setup], [part for part in PARTS if part != "intake" and part not in QUEUE[setup]]
-    waits = [a.held_up(b for b in answers if b is not a) if setup == "inprocess" else 0.0 for a in answers]
+    waits = [a.held_up(b for b in answers if b is not a) if setup == "inside" else 0.0 for a in answers]
     pairs = list(zip(answers, waits, strict=True))
     off = {
         "queue": [abs(a.sum(*queued) - wait - a.vllm["queue_seconds"]) for a, wait in pairs],

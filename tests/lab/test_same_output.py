@@ -55,7 +55,7 @@ class Sent:
 
     tokens: int
     done: Completion
-    fill: "Sent | None"  # the request that filled vLLM's cache with this prompt
+    fill: "Sent | None" = None  # the request that filled vLLM's cache with this prompt, where it was in there
     record: dict = field(default_factory=dict)
 
     @property
@@ -180,20 +180,23 @@ def engines(stacks, lab_env: LabEnv) -> Iterator[Pair]:
 
 
 def served(stack: Stack, groups: list[list[int]], rng: random.Random) -> list[Sent]:
-    """Sends groups of prompts, each group at once, mostly with vLLM's own cache emptied before."""
+    """Sends groups of prompts, each group at once, mostly with vLLM's own cache emptied before.
+
+    vLLM keeps its cache where a block is still held when it is asked to empty it, so what filled it is told by the
+    records: the last request for the prompt that found nothing there.
+    """
     sent: list[Sent] = []
-    cache: dict[int, Sent] = {}
     for group in groups:
         if rng.random() < 0.8:
             stack.client.reset_prefix_cache()
-            cache = {}
-        new = [
-            Sent(tokens, done, cache.get(tokens)) for tokens, done in zip(group, together(stack, group), strict=True)
-        ]
-        cache |= {one.tokens: one for one in new if one.fill is None}
-        sent += new
+        sent += [Sent(tokens, done) for tokens, done in zip(group, together(stack, group), strict=True)]
+    fillers: dict[int, Sent] = {}
     for one in sent:
         one.record = stack.service.request(one.done.request_id)
+        if one.record["tokens"]["local"]:
+            one.fill = fillers[one.tokens]
+        else:
+            fillers[one.tokens] = one
     return sent
 
 
