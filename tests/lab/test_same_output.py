@@ -185,6 +185,7 @@ def served(stack: Stack, groups: list[list[int]], rng: random.Random) -> list[Se
     vLLM keeps its cache where a block is still held when it is asked to empty it, so what filled it is told by the
     records: the last request for the prompt that found nothing there.
     """
+    stack.drain()
     sent: list[Sent] = []
     for group in groups:
         if rng.random() < 0.8:
