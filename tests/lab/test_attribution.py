@@ -25,7 +25,10 @@ CHUNK = 256
 CHUNKS = 4
 """Whole chunks of the prompt, all of them in the store. Few, so that what is not slowed is short and steady."""
 
-PAIRS = 8
+PAIRS, BATCHES = 8, 3
+"""Pairs measured at once, and how often more are added while the medians over all of them miss: a busy moment of the
+machine must not decide, a wrong part stays wrong."""
+
 SLOTS = 2
 EXTRA_MS = 800.0
 """What an intervention is made to add, about; what it did add is measured."""
@@ -79,22 +82,30 @@ def run_pairs(stack: Stack, one: Callable[[bool], tuple[Completion, float]]) -> 
     return pairs[1:]
 
 
-def judge(stack: Stack, pairs: list[Pair], named: str, figure: Callable[[str], None]) -> None:
-    """The named part grew by what was added, +- 10 %; each other by less than 5 % of it. Medians over the pairs."""
+def judge(
+    stack: Stack, one: Callable[[bool], tuple[Completion, float]], named: str, figure: Callable[[str], None]
+) -> None:
+    """The named part grew by what was added, +- 10 %; each other by less than 5 % of it. Medians over all pairs."""
 
     def parts(done: Completion) -> dict[str, float]:
         return {step["part"]: step["seconds"] for step in stack.service.request(done.request_id)["timeline"]}
 
-    both = [(parts(pair.plain), parts(pair.slowed), pair.added) for pair in pairs]
-    grown = {part: median(slowed[part] - plain[part] for plain, slowed, _ in both) for part in PARTS}
-    share = median((slowed[named] - plain[named]) / added for plain, slowed, added in both)
-    added = median(added for *_, added in both)
-    others = {part: seconds / added for part, seconds in grown.items() if part != named}
-    shown = ", ".join(f"{part} {seconds * 1e3:+.1f}" for part, seconds in grown.items())
-    figure(f"X {added * 1e3:.1f} ms, {named} grew by {share:.3f} X; ms grown: {shown} (medians of {len(both)} pairs)")
+    both: list[tuple[dict[str, float], dict[str, float], float]] = []
+    for _ in range(BATCHES):
+        both += [(parts(pair.plain), parts(pair.slowed), pair.added) for pair in run_pairs(stack, one)]
+        grown = {part: median(slowed[part] - plain[part] for plain, slowed, _ in both) for part in PARTS}
+        share = median((slowed[named] - plain[named]) / added for plain, slowed, added in both)
+        added = median(each for *_, each in both)
+        wrong = {part: x / added for part, x in grown.items() if part != named and abs(x / added) >= OTHERS}
+        shown = ", ".join(f"{part} {seconds * 1e3:+.1f}" for part, seconds in grown.items())
+        figure(
+            f"X {added * 1e3:.1f} ms, {named} grew by {share:.3f} X; ms grown: {shown} (medians of {len(both)} pairs)"
+        )
+        if not wrong and abs(share - 1.0) <= NAMED:
+            break
 
     assert share == pytest.approx(1.0, abs=NAMED)
-    assert {part: x for part, x in others.items() if abs(x) >= OTHERS} == {}
+    assert wrong == {}
 
 
 @contextmanager
@@ -129,7 +140,7 @@ def test_full_slots_grow_the_queue(narrow: Stack, figure: Callable[[str], None])
             done = narrow.client.complete(text, max_tokens=2)
             return done, end.result() - sent
 
-    judge(narrow, run_pairs(narrow, one), "queue", figure)
+    judge(narrow, one, "queue", figure)
 
 
 @pytest.mark.parametrize(
@@ -161,4 +172,4 @@ def test_a_slow_command_grows_the_part_that_it_belongs_to(
             assert busiest * delay_us <= held <= count * delay_us * 1.2
         return done, held / 1e6
 
-    judge(stack, run_pairs(stack, one), named, figure)
+    judge(stack, one, named, figure)
