@@ -55,6 +55,6 @@ clean: ## Remove the virtual environment and caches
 .PHONY: lock
 lock: $(VENV)/.installed ## Pin and hash the requirement files again
 	$(BIN)/python -m pip install -q --disable-pip-version-check uv
-	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml --extra service -o requirements/service.txt
+	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml --extra service --extra report -o requirements/service.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate requirements/dev.in -c requirements/service.txt -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate requirements/bench.in -o requirements/bench.txt

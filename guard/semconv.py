@@ -107,6 +107,17 @@ LEASE_KEEP: Final = "keep"
 LEASE_OPEN: Final = "open"
 LEASE_EXPIRY: Final = (LEASE_KEEP, LEASE_OPEN)
 
+EVENT_RTT: Final = "rtt"  # the idle RTT of a target has shifted
+EVENT_DEPARTURE: Final = "departure"  # RTT crossed the departure point of a backend and class
+EVENT_BREAK_EVEN: Final = "break-even"  # RTT crossed the break-even point of a backend and class
+EVENT_CONTROLLER: Final = "controller"  # the controller changed its state for an engine and backend
+EVENT_SWITCH: Final = "switch"  # an operator switched, or a switch ran out
+EVENT_ENGINE: Final = "engine"  # an engine came, fell silent, or came back
+EVENT_SLA: Final = "sla"  # neither choice meets the objective, or one does again
+EVENT_KINDS: Final = (
+    EVENT_RTT, EVENT_DEPARTURE, EVENT_BREAK_EVEN, EVENT_CONTROLLER, EVENT_SWITCH, EVENT_ENGINE, EVENT_SLA,
+)  # fmt: skip
+
 # -- Resource ---------------------------------------------------------------------------------------------------------
 SERVICE_NAME: Final = "service.name"
 SERVICE_INSTANCE_ID: Final = "service.instance.id"
@@ -138,6 +149,7 @@ class Metric(NamedTuple):
 
 
 _PER_BACKEND = ("model_name", "engine_id", "backend", "class")
+_PER_ENGINE_BACKEND = ("model_name", "engine_id", "backend")
 
 KV_LOOKUP_DURATION: Final = Metric(
     "kvguard_kv_lookup_duration_seconds", "histogram",
@@ -165,6 +177,69 @@ TTFT_SECONDS: Final = Metric(
 TTFT_RESIDUAL: Final = Metric(
     "kvguard_ttft_residual_seconds", "histogram",
     "Absolute difference between TTFT and the sum of its measured parts.", ("model_name", "engine_id"), FETCH_BUCKETS,
+)  # fmt: skip
+KV_FETCH_INFLIGHT: Final = Metric(
+    "kvguard_kv_fetch_inflight", "gauge", "Remote reads in flight, as the hook last told.", _PER_ENGINE_BACKEND,
+)  # fmt: skip
+KV_FETCH_OLDEST_AGE: Final = Metric(
+    "kvguard_kv_fetch_oldest_age_seconds", "gauge", "Age of the oldest remote read in flight; 0 when there is none.",
+    _PER_ENGINE_BACKEND,
+)  # fmt: skip
+TTFT_PROJECTED: Final = Metric(
+    "kvguard_ttft_projected_seconds", "gauge",
+    "Projected TTFT of the class's reference request at the objective's percentile, by choice (remote, recompute).",
+    (*_PER_BACKEND, "choice"),
+)  # fmt: skip
+PROJECTION_ERROR: Final = Metric(
+    "kvguard_projection_error_ratio", "gauge",
+    "Median of |actual - projected| / actual TTFT over the requests of the window, by choice.",
+    (*_PER_ENGINE_BACKEND, "choice"),
+)  # fmt: skip
+RTT_SECONDS: Final = Metric(
+    "kvguard_rtt_seconds", "histogram", "Round-trip time to a target, one value per probe.", ("prober", "target"),
+    FETCH_BUCKETS,
+)  # fmt: skip
+RTT_IDLE: Final = Metric(
+    "kvguard_rtt_idle_seconds", "gauge", "Idle round-trip time: the least of the last probes.", ("prober", "target"),
+)  # fmt: skip
+PROBES_TOTAL: Final = Metric(
+    "kvguard_probes_total", "counter", "Probes by outcome (ok, failed).", ("prober", "target", "outcome"),
+)  # fmt: skip
+INFLECTION_RTT: Final = Metric(
+    "kvguard_inflection_rtt_seconds", "gauge",
+    "RTT of departure, break-even and knee (kind): estimate and ends of its 95 % interval (bound: value, low, high).",
+    ("model_name", "backend", "class", "kind", "bound", "source"),
+)  # fmt: skip
+VERDICT: Final = Metric(
+    "kvguard_verdict", "gauge", "1 for the answer that holds, per dimension (state, cause, shape).",
+    ("model_name", "backend", "class", "dimension", "value"),
+)  # fmt: skip
+EVENTS_TOTAL: Final = Metric(
+    "kvguard_events_total", "counter", "Events by kind: crossings, switches, changes of the controller's state.",
+    ("kind",),
+)  # fmt: skip
+CONTROLLER_STATE: Final = Metric(
+    "kvguard_controller_state", "gauge", "1 for the state of the controller (open, limited, bypass, half-open).",
+    (*_PER_ENGINE_BACKEND, "state"),
+)  # fmt: skip
+READS_LIMIT: Final = Metric(
+    "kvguard_reads_limit", "gauge",
+    "Limits in force on remote reads (limit: max_inflight, max_inflight_bytes, min_tokens, share); no series: none.",
+    (*_PER_ENGINE_BACKEND, "limit"),
+)  # fmt: skip
+SLA_REQUESTS: Final = Metric(
+    "kvguard_sla_requests_total", "counter",
+    "Requests with a first token, by outcome against the objective (met, missed).",
+    ("model_name", "engine_id", "class", "outcome"),
+)  # fmt: skip
+SLA_TTFT: Final = Metric(
+    "kvguard_sla_ttft_seconds", "gauge", "Bound on TTFT that the objective sets at its percentile.",
+    ("model_name", "class", "percentile"),
+)  # fmt: skip
+SLA_ATTAINABLE: Final = Metric(
+    "kvguard_sla_attainable", "gauge",
+    "0 where neither remote nor recompute is projected to meet the objective, else 1.",
+    _PER_ENGINE_BACKEND,
 )  # fmt: skip
 DECISIONS_TOTAL: Final = Metric(
     "kvguard_decisions_total", "counter", "Requests by road taken and why.",
@@ -216,8 +291,10 @@ LOOP_LAST_RUN: Final = Metric(
 BUILD_INFO: Final = Metric("kvguard_build_info", "gauge", "1; the version that runs.", ("version",))
 
 METRICS: Final = (
-    KV_LOOKUP_DURATION, KV_FETCH_DURATION, KV_MISS_LATENCY, KV_EXPOSED_WAIT, KV_FETCH_BYTES, TTFT_SECONDS,
-    TTFT_RESIDUAL, DECISIONS_TOTAL, OFFLOAD_MODE, DIRECTIVE_AGE, ENGINE_INFO, HOOK_RECORDS_DROPPED, HOOK_ERRORS_TOTAL,
+    KV_LOOKUP_DURATION, KV_FETCH_DURATION, KV_MISS_LATENCY, KV_EXPOSED_WAIT, KV_FETCH_BYTES, KV_FETCH_INFLIGHT,
+    KV_FETCH_OLDEST_AGE, TTFT_SECONDS, TTFT_RESIDUAL, TTFT_PROJECTED, PROJECTION_ERROR, RTT_SECONDS, RTT_IDLE,
+    PROBES_TOTAL, INFLECTION_RTT, VERDICT, EVENTS_TOTAL, CONTROLLER_STATE, READS_LIMIT, SLA_REQUESTS, SLA_TTFT,
+    SLA_ATTAINABLE, DECISIONS_TOTAL, OFFLOAD_MODE, DIRECTIVE_AGE, ENGINE_INFO, HOOK_RECORDS_DROPPED, HOOK_ERRORS_TOTAL,
     INGEST_SPANS, INGEST_REQUESTS, INGEST_ORPHANS, INGEST_LOST, FORWARD_SPANS, JOIN_PENDING, LOOP_LAST_RUN, BUILD_INFO,
 )  # fmt: skip
 """Every metric that the service exposes, in the order of docs/metrics.md."""

@@ -211,6 +211,17 @@ def _optional_count(data: Mapping[str, Any], key: str) -> int | None:
     return value
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something worth telling: `kind` is one of semconv.EVENT_KINDS, `at` Unix seconds, `scope` as in the HTTP API."""
+
+    at: float
+    kind: str
+    scope: str
+    message: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
 @dataclass(slots=True, kw_only=True)
 class FetchRecord:
     """One fetch attempt, as its span told it. Times in seconds, sizes in bytes, None where the backend is silent."""
@@ -287,6 +298,9 @@ class RequestRecord:
     server_spans: list[Span] = field(default_factory=list)  # LMCache server's `mp.*`, joined by session id
     output_tokens: int | None = None
     tpot: float | None = None
+    rtt: float | None = None  # idle round-trip time to the store when it looked up, seconds: from probes or the fetch
+    rtt_source: str = ""  # the prober that measured it, or "fetch"
+    propensity: float | None = None  # probability with which the road taken was drawn; None where it was not drawn
     clamped: tuple[str, ...] = ()  # what was out of range as sent and was put right, e.g. hit tokens counted twice
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from guard import semconv as s
-from guard.correlate.classes import class_of
+from guard.classes import class_of
 from guard.wire import AttributeValue, FetchRecord, RequestRecord, Span
 
 

@@ -1,13 +1,13 @@
 """The last requests, in memory: bounded by number and by age, found by any of their ids."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
 import polars as pl
 
 from guard.semconv import OUTCOME_FAILED
-from guard.wire import RequestRecord
+from guard.wire import FetchRecord, RequestRecord
 
 _TEXT: Final = ("internal_id", "request_id", "trace_id", "engine_id", "model", "backend", "decision", "reason")
 _COUNTS: Final = (
@@ -16,7 +16,7 @@ _COUNTS: Final = (
 )  # fmt: skip
 _SECONDS: Final = (
     "ttft", "intake", "queue", "lookup", "slot", "fetch", "resume", "prefill", "residual", "exposed_wait",
-    "miss_latency", "vllm_ttft", "vllm_queue", "vllm_prefill", "vllm_e2e", "tpot",
+    "miss_latency", "vllm_ttft", "vllm_queue", "vllm_prefill", "vllm_e2e", "tpot", "rtt", "propensity",
 )  # fmt: skip
 _FLAGS: Final = ("aborted", "handoff", "simulated")
 
@@ -31,6 +31,8 @@ SCHEMA: Final = pl.Schema(
         "failed": pl.Int64(),
         "fetch_bytes": pl.Int64(),
         "reads": pl.Int64(),
+        "round_trips": pl.Int64(),  # of its fetches, where every one of them told
+        "inflight": pl.Int64(),  # reads in flight when its first fetch began, this one counted
     }
 )
 """Columns of `frame`: a record's fields by name (`class_` as `class`), and sums over its fetches."""
@@ -138,4 +140,11 @@ def frame(records: Iterable[RequestRecord]) -> pl.DataFrame:
     columns["failed"] = tuple(sum(one.outcome == OUTCOME_FAILED for one in held) for held in fetches)
     columns["fetch_bytes"] = tuple(sum(one.bytes for one in held) for held in fetches)
     columns["reads"] = tuple(sum(one.reads for one in held) for held in fetches)
+    columns["round_trips"] = tuple(_told(held) for held in fetches)
+    columns["inflight"] = tuple(held[0].inflight if held else None for held in fetches)
     return pl.DataFrame({name: columns[name] for name in SCHEMA}, schema=SCHEMA)
+
+
+def _told(fetches: Sequence[FetchRecord]) -> int | None:
+    counts = [one.round_trips for one in fetches if one.round_trips is not None]
+    return sum(counts) if fetches and len(counts) == len(fetches) else None

@@ -18,6 +18,7 @@ from guard.ingest.body import Limits
 from guard.metrics import Telemetry
 from guard.semconv import Metric
 from guard.service.directives import Clock, Registry
+from guard.service.events import Events
 from guard.service.forward import Export, Forwarder
 from guard.service.offload import Overrides
 from guard.service.switches import Switches
@@ -44,6 +45,7 @@ class Runtime:
         self.joiner = Joiner(lateness_seconds=settings.join_hold_seconds)
         self.window = Window(settings.window_requests, settings.window_seconds)
         self.telemetry = Telemetry(clock.monotonic, self._gauges)
+        self.events = Events(lambda event: self.telemetry.count(semconv.EVENTS_TOTAL, event.kind))
         self.forwarder: Forwarder | None = None
         self.ticked = (clock.monotonic(), clock.wall())
         self._limits = Limits(max_body=settings.max_body_bytes, max_decompressed=settings.max_decoded_bytes)

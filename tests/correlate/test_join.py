@@ -35,7 +35,8 @@ def test_a_whole_request_becomes_one_record(spans, t0):
         "decision": "remote", "reason": "on", "directive_id": "", "running": 3, "waiting": 1, "aborted": False,
         "handoff": False, "simulated": False, "lookup_round_trips": 15, "lookup_polls": 4, "fetches": None,
         "stores": 1, "store_bytes": 4096, "vllm_ttft": 0.365, "vllm_queue": 0.2, "vllm_prefill": 0.1, "vllm_e2e": 2.4,
-        "server_spans": None, "output_tokens": 99, "tpot": 0.02, "clamped": (),
+        "server_spans": None, "output_tokens": 99, "tpot": 0.02, "rtt": None, "rtt_source": "",
+        "propensity": None, "clamped": (),
     }  # fmt: skip
     first, second = record.fetches
     assert (first.attempt, first.outcome, first.error_type) == (1, "failed", "timeout")

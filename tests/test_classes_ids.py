@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from guard.correlate.classes import CLASSES, class_of
+from guard.classes import CLASSES, class_of
 from guard.correlate.ids import join_key
 
 

@@ -1,0 +1,1 @@
+"""Decides what is asked of each hook: pure functions of (state, evidence, now)."""
