@@ -55,27 +55,9 @@ def _dispatch(options: argparse.Namespace, arguments: list[str]) -> int:
         case "env":
             built = env.build()
             print(f"vLLM environment: {built.vllm}\nmodel: {built.model}\ncollector: {built.rotel}")
-        case "run":
-            built = env.build()
-            _enter_namespace(options, arguments)
-            from lab.run import run
-
-            run(options, built, CURRENT)
-        case "bench":
-            built = env.build()
-            _enter_namespace(options, arguments)
-            from lab.bench import bench
-
-            return 0 if bench(options.blocks, built) or options.blocks < 30 else 1
-        case "test":
-            env.build()
-            _enter_namespace(options, arguments)
-            os.environ["KVGUARD_LAB"] = "1"
-            import pytest
-
-            os.chdir(env.ROOT)
-            named = any(Path(word.partition("::")[0]).exists() for word in options.words)
-            return int(pytest.main([*([] if named else ["tests/lab"]), "-m", "lab", *options.words]))
+        case "run" | "bench" | "test":
+            with env.alone():
+                return _on_the_stack(options, arguments)
         case "injector":
             name = "commands.sock" if options.commands else None
             control = Injector(_control(name))
@@ -87,6 +69,28 @@ def _dispatch(options: argparse.Namespace, arguments: list[str]) -> int:
                 raise LabError("no lab is running (python -m lab run --keep)")
             words = options.words[1:] if options.words[:1] == ["--"] else options.words
             os.execvp("nsenter", ["nsenter", f"--net=/proc/{pid}/ns/net", *words])  # noqa: S606 - takes our place
+    return 0
+
+
+def _on_the_stack(options: argparse.Namespace, arguments: list[str]) -> int:
+    built = env.build()
+    _enter_namespace(options, arguments)
+    match options.command:
+        case "run":
+            from lab.run import run
+
+            run(options, built, CURRENT)
+        case "bench":
+            from lab.bench import bench
+
+            return 0 if bench(options.blocks, built) or options.blocks < 30 else 1
+        case "test":
+            os.environ["KVGUARD_LAB"] = "1"
+            import pytest
+
+            os.chdir(env.ROOT)
+            named = any(Path(word.partition("::")[0]).exists() for word in options.words)
+            return int(pytest.main([*([] if named else ["tests/lab"]), "-m", "lab", *options.words]))
     return 0
 
 

@@ -139,6 +139,20 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def alone(say: Callable[[str], None] = print) -> Iterator[None]:
+    """Waits until no other lab runs on this machine: they would slow each other and share one vLLM environment."""
+    path = cache_dir() / "machine.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("lab: waiting for another lab on this machine to end")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _pip(venv: Path, *arguments: str | Path) -> None:
     _run(venv / "bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check", *arguments)
 
