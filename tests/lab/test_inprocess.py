@@ -171,7 +171,7 @@ def test_a_read_takes_as_long_as_the_link_says(inprocess: Stack, sink: Sink, fig
     assert median(times["EXISTS"][low]) < median(times["EXISTS"][middle]) < median(times["EXISTS"][high])
     # The lookup asks chunk by chunk: four in a row.
     assert slopes["lookup"] == pytest.approx(4.0, abs=0.8)
-    # A GET is one round trip at least; of 1 MiB it takes several until TCP's window is open. Its growth is no yardstick:
+    # A GET is one round trip at least; of 1 MiB it takes several until TCP's window is open. Growth is no yardstick:
     # LMCache asks for both keys of a chunk at once, and what its event loop does for the one hides behind the other's
     # round trip when that is long.
     for name in ("small GET", "large GET"):
