@@ -43,6 +43,9 @@ class Settings(BaseSettings):
     tokens_file: Path | None = Field(None, description="Bearer tokens, a line each: NAME SCOPE[,SCOPE] TOKEN.")
     tls_cert_file: Path | None = Field(None, description="PEM certificate chain; with it the service speaks https.")
     tls_key_file: Path | None = Field(None, description="PEM private key of tls_cert_file.")
+    require_reason: Literal["never", "fleet", "always"] = Field(
+        "never", description="Whether a switch is refused that gives no reason: for the scope fleet, or any."
+    )
     max_body_bytes: int = Field(16 * _MIB, ge=1024, le=1 << 30, description="Largest request body as sent.")
     max_decoded_bytes: int = Field(64 * _MIB, ge=1024, le=1 << 31, description="Largest body after decompression.")
     max_header_bytes: int = Field(32 * 1024, ge=1024, le=_MIB, description="Most bytes of URL and headers together.")

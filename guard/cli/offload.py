@@ -82,7 +82,7 @@ def history(
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show who switched what, when and why."""
+    """Show who switched what, when, why and from where, and what the controller did by itself."""
     from guard.cli.client import Client
     from guard.cli.show import at, console, dump, table
 
@@ -92,9 +92,10 @@ def history(
     if as_json:
         dump(data)
         return
+    stores = {True: "yes", False: "no", None: ""}
     rows = [
-        (at(item["at"]), item["action"], item["scope"], item["mode"], "yes" if item["stores"] else "no", item["who"],
-         item["reason"])
+        (at(item["at"]), item["action"], item["scope"], item["mode"] or "", stores[item["stores"]],
+         f"{item['who']} ({item['source']})" if item["source"] else item["who"], item["reason"])
         for item in data["switches"]
     ]  # fmt: skip
     console().print(table(("when", "what", "scope", "mode", "stores", "who", "why"), rows))

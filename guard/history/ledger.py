@@ -1,40 +1,37 @@
-"""The operators' switches, on disk: what is in force and who switched what, when and why.
+"""What must outlive the service, on disk: the switches in force, who did what and why, the controller's state.
 
 SQLite in WAL mode with `synchronous=FULL`: when a call returns, the change survives kill -9 and loss of power. One
 process per state directory (flock). Times are Unix seconds; they are passed in, this module knows no clock.
 """
 
 import fcntl
+import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, NamedTuple, Self
 
 from guard.errors import LedgerError
+from guard.history.migrations import MIGRATIONS
+from guard.wire import Event
 
 FILE: Final = "ledger.sqlite3"
 HISTORY_LIMIT: Final = 100_000
-"""Switches kept; the oldest go first."""
+"""Entries kept of what people did, and as many of what kvguard did by itself; the oldest go first."""
+
+ANSWER_LIMIT: Final = 10_000
+"""Idempotency keys remembered; fewer than entries, so that the entry of a remembered key is still there."""
+
+OWN_NAME: Final = "kvguard"
+"""Who the history names for what the service does by itself."""
 
 Action = Literal["set", "clear", "expire"]
 
-_MIGRATIONS: Final = (
-    """
-    CREATE TABLE overrides (
-        scope TEXT PRIMARY KEY, mode TEXT NOT NULL, stores INTEGER NOT NULL, on_lease_expiry TEXT NOT NULL,
-        expires_at REAL, reason TEXT NOT NULL, who TEXT NOT NULL, since REAL NOT NULL, revision INTEGER NOT NULL
-    ) STRICT;
-    CREATE TABLE history (
-        id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, action TEXT NOT NULL, scope TEXT NOT NULL,
-        mode TEXT NOT NULL, stores INTEGER NOT NULL, on_lease_expiry TEXT NOT NULL, expires_at REAL,
-        reason TEXT NOT NULL, who TEXT NOT NULL
-    ) STRICT;
-    """,
-)
-"""Script number n takes a ledger of `user_version` n to n + 1. Append; never edit one that was released."""
+_OVERRIDE: Final = "scope, mode, stores, on_lease_expiry, expires_at, reason, who, since, revision"
+_TOLD: Final = ("mode", "stores", "on_lease_expiry", "expires_at")
 
 
 class LedgerFullError(LedgerError):
@@ -57,19 +54,38 @@ class Override:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Switch:
-    """One entry of the history; for `clear` and `expire` the fields tell what was taken away."""
+class Entry:
+    """One entry of the history. `action` is `set`, `clear` or `expire` of a switch, `objective`, or an event's kind.
+
+    `source` is where the call came from, `before` and `after` what was and is in force (None: nothing), `evidence`
+    what the controller knew.
+    """
 
     id: int
     at: float
     action: str
     scope: str
-    mode: str
-    stores: bool
-    on_lease_expiry: str
-    expires_at: float | None
-    reason: str
     who: str
+    source: str
+    reason: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    evidence: dict[str, Any] | None
+
+
+class Call(NamedTuple):
+    """Where a write came from; with an idempotency `key`, `digest` tells whether it is the same request again."""
+
+    source: str = ""
+    key: str = ""
+    digest: str = ""
+
+
+class Answer(NamedTuple):
+    """What an idempotency key was used for."""
+
+    digest: str
+    entry: Entry
 
 
 class Ledger:
@@ -106,11 +122,11 @@ class Ledger:
             db.execute("PRAGMA synchronous=FULL")
             version = int(db.execute("PRAGMA user_version").fetchone()[0])
             self._check_version(version)
-            for number in range(version, len(_MIGRATIONS)):
-                db.executescript(f"BEGIN IMMEDIATE; {_MIGRATIONS[number]} PRAGMA user_version={number + 1}; COMMIT;")
+            for number in range(version, len(MIGRATIONS)):
+                db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version={number + 1}; COMMIT;")
             # A write that changes nothing: a read-only or full disk shows at start and not at the first switch.
             db.execute("BEGIN IMMEDIATE")
-            db.execute(f"PRAGMA user_version={len(_MIGRATIONS)}")
+            db.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
             db.execute("COMMIT")
         except BaseException:
             db.close()
@@ -118,54 +134,130 @@ class Ledger:
         return db
 
     def _check_version(self, version: int) -> None:
-        if version > len(_MIGRATIONS):
+        if version > len(MIGRATIONS):
             raise LedgerError(
                 f"state directory {self.state_dir}: its ledger has version {version}, newer than this kvguard's "
-                f"{len(_MIGRATIONS)}; start the newer kvguard or use another directory"
+                f"{len(MIGRATIONS)}; start the newer kvguard or use another directory"
             )
 
     def overrides(self) -> list[Override]:
         """Every override on record, those that have run out included."""
         with self._errors():
-            rows = self._db.execute(
-                "SELECT scope, mode, stores, on_lease_expiry, expires_at, reason, who, since, revision FROM overrides"
-            ).fetchall()
-        return [Override(**_fields(row)) for row in rows]
+            rows = self._db.execute(f"SELECT {_OVERRIDE} FROM overrides").fetchall()  # noqa: S608  a constant
+        return [_override(row) for row in rows]
 
-    def set(self, override: Override) -> Override:
+    def set(self, override: Override, call: Call = Call()) -> Override:  # noqa: B008  frozen
         """Puts `override` in force for its scope; returns it with its revision once it is durable.
 
         Raises:
             LedgerError: it could not be written; nothing has changed.
         """
+        at = override.since
         with self._transaction():
-            revision = self._log(override, "set", override.since, override.reason, override.who)
+            row = self._db.execute(
+                f"SELECT {_OVERRIDE} FROM overrides WHERE scope = ? AND (expires_at IS NULL OR expires_at > ?)",  # noqa: S608
+                (override.scope, at),
+            ).fetchone()
+            before = _told(_override(row)) if row else None
+            revision = self._log(
+                at, "set", override.scope, override.who, call.source, override.reason, before, _told(override)
+            )
             self._db.execute(
                 "INSERT OR REPLACE INTO overrides VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (*_columns(override), override.reason, override.who, override.since, revision),
-            )
+                (override.scope, override.mode, int(override.stores), override.on_lease_expiry, override.expires_at,
+                 override.reason, override.who, at, revision),
+            )  # fmt: skip
+            self._remember(override.who, call, revision)
         return replace(override, revision=revision)
 
-    def clear(self, override: Override, *, action: Action, at: float, reason: str, who: str) -> int:
+    def clear(
+        self,
+        override: Override,
+        *,
+        action: Action,
+        at: float,
+        reason: str,
+        who: str,
+        call: Call = Call(),  # noqa: B008
+    ) -> int:
         """Takes `override` away; returns the number of the history entry once it is durable.
 
         Raises:
             LedgerError: it could not be written; nothing has changed.
         """
         with self._transaction():
-            revision = self._log(override, action, at, reason, who)
+            revision = self._log(at, action, override.scope, who, call.source, reason, _told(override), None)
             self._db.execute("DELETE FROM overrides WHERE scope = ?", (override.scope,))
+            self._remember(who, call, revision)
         return revision
 
-    def history(self, *, limit: int = 100, before: int | None = None, scope: str | None = None) -> list[Switch]:
-        """Switches, newest first: those with an id below `before`, of `scope` only where it is given."""
+    def audit(
+        self,
+        *,
+        at: float,
+        action: str,
+        scope: str,
+        who: str,
+        source: str,
+        reason: str = "",
+        before: Mapping[str, Any] | None,
+        after: Mapping[str, Any] | None,
+        states: Mapping[str, str] | None = None,
+    ) -> int:
+        """Notes what somebody changed besides switches, and in the same transaction the `states` that are the change.
+
+        Raises:
+            LedgerError: it could not be written; nothing has changed.
+        """
+        with self._transaction():
+            revision = self._log(at, action, scope, who, source, reason, before, after)
+            self._put(states or {})
+        return revision
+
+    def note(self, events: Sequence[Event], states: Mapping[str, str]) -> None:
+        """Adds what kvguard did by itself, with its evidence, and replaces `states`: all of it or nothing.
+
+        Raises:
+            LedgerError: it could not be written; nothing has changed.
+        """
+        with self._transaction():
+            for item in events:
+                evidence = dict(item.evidence)
+                self._log(item.at, item.kind, item.scope, OWN_NAME, "", item.message, None, None, evidence, own=1)
+            self._put(states)
+
+    def put_state(self, key: str, value: str) -> None:
+        """Keeps a text, JSON as a rule, under a key; an empty one takes the key away.
+
+        Raises:
+            LedgerError: it could not be written; nothing has changed.
+        """
+        self.note((), {key: value})
+
+    def states(self) -> dict[str, str]:
+        """Every text that was put, by key."""
+        with self._errors():
+            return dict(self._db.execute("SELECT key, value FROM states").fetchall())
+
+    def answer(self, who: str, key: str) -> Answer | None:
+        """What `who` used the idempotency key for; None: not used yet."""
+        with self._errors():
+            row = self._db.execute(
+                "SELECT digest, history.* FROM answers JOIN history ON history.id = revision"
+                " WHERE answers.who = ? AND key = ?",
+                (who, key),
+            ).fetchone()
+        return Answer(row["digest"], _entry(row)) if row else None
+
+    def history(self, *, limit: int = 100, before: int | None = None, scope: str | None = None) -> list[Entry]:
+        """The history, newest first: entries with an id below `before`, of `scope` only where it is given."""
         with self._errors():
             rows = self._db.execute(
-                "SELECT id, at, action, scope, mode, stores, on_lease_expiry, expires_at, reason, who FROM history"
-                " WHERE (?1 IS NULL OR id < ?1) AND (?2 IS NULL OR scope = ?2) ORDER BY id DESC LIMIT ?3",
+                "SELECT * FROM history WHERE (?1 IS NULL OR id < ?1) AND (?2 IS NULL OR scope = ?2)"
+                " ORDER BY id DESC LIMIT ?3",
                 (before, scope, limit),
             ).fetchall()
-        return [Switch(**_fields(row)) for row in rows]
+        return [_entry(row) for row in rows]
 
     def close(self) -> None:
         """Closes the file and frees the directory for another service."""
@@ -178,15 +270,38 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _log(self, override: Override, action: Action, at: float, reason: str, who: str) -> int:
+    def _log(
+        self,
+        at: float,
+        action: str,
+        scope: str,
+        who: str,
+        source: str,
+        reason: str,
+        before: Mapping[str, Any] | None,
+        after: Mapping[str, Any] | None,
+        evidence: Mapping[str, Any] | None = None,
+        *,
+        own: int = 0,
+    ) -> int:
+        row = self._db.execute("SELECT coalesce(max(seq), 0) + 1 FROM history WHERE own = ?", (own,)).fetchone()
+        seq = int(row[0])
         cursor = self._db.execute(
-            "INSERT INTO history (at, action, scope, mode, stores, on_lease_expiry, expires_at, reason, who)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (at, action, *_columns(override), reason, who),
+            "INSERT INTO history (at, action, scope, who, source, reason, before, after, evidence, own, seq)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (at, action, scope, who, source, reason, _json(before), _json(after), _json(evidence), own, seq),
         )
-        revision = int(cursor.lastrowid or 0)
-        self._db.execute("DELETE FROM history WHERE id <= ?", (revision - HISTORY_LIMIT,))
-        return revision
+        self._db.execute("DELETE FROM history WHERE own = ? AND seq <= ?", (own, seq - HISTORY_LIMIT))
+        return int(cursor.lastrowid or 0)
+
+    def _remember(self, who: str, call: Call, revision: int) -> None:
+        if call.key:
+            self._db.execute("INSERT INTO answers VALUES (?, ?, ?, ?)", (call.key, who, call.digest, revision))
+            self._db.execute("DELETE FROM answers WHERE rowid <= last_insert_rowid() - ?", (ANSWER_LIMIT,))
+
+    def _put(self, states: Mapping[str, str]) -> None:
+        self._db.executemany("DELETE FROM states WHERE key = ?", [(key,) for key in states])
+        self._db.executemany("INSERT INTO states VALUES (?, ?)", [item for item in states.items() if item[1]])
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -212,9 +327,20 @@ class Ledger:
             raise LedgerError(f"state directory {self.state_dir}: {error.strerror or error}") from error
 
 
-def _fields(row: sqlite3.Row) -> dict[str, Any]:
-    return {**dict(row), "stores": bool(row["stores"])}
+def _override(row: sqlite3.Row) -> Override:
+    return Override(**{**dict(row), "stores": bool(row["stores"])})
 
 
-def _columns(override: Override) -> tuple[str, str, int, str, float | None]:
-    return (override.scope, override.mode, int(override.stores), override.on_lease_expiry, override.expires_at)
+def _entry(row: sqlite3.Row) -> Entry:
+    fields = {name: row[name] for name in Entry.__slots__}
+    for name in ("before", "after", "evidence"):
+        fields[name] = json.loads(fields[name]) if fields[name] else None
+    return Entry(**fields)
+
+
+def _told(override: Override) -> dict[str, Any]:
+    return {name: getattr(override, name) for name in _TOLD}
+
+
+def _json(value: Mapping[str, Any] | None) -> str | None:
+    return None if value is None else json.dumps(value, default=str)

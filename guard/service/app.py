@@ -48,7 +48,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     runtime: Runtime = app.state.runtime
     settings = runtime.settings
     async with contextlib.AsyncExitStack() as stack:
-        stack.push_async_callback(runtime.switches.close)
+        stack.push_async_callback(runtime.close)
         tasks = [asyncio.create_task(runtime.run(), name="tick")]
         if settings.forward_endpoint:
             client = await stack.enter_async_context(httpx2.AsyncClient(timeout=FORWARD_TIMEOUT))

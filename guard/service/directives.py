@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from guard import semconv
 from guard.service import offload
-from guard.wire import LEASE_SECONDS, Directive, DirectiveSet
+from guard.wire import LEASE_SECONDS, Directive, DirectiveSet, Event
 
 MAX_WAIT: Final = 5.0
 """Longest long poll, seconds; its answer renews the lease."""
@@ -48,6 +49,7 @@ class Engine:
     sent: dict[str, dict[str, str]] = field(default_factory=dict)  # tag -> ids, what the hook may have applied
     applied: dict[str, tuple[str, float]] = field(default_factory=dict)
     waiting: int = 0
+    told: str = ""  # what was last told of its presence
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -130,6 +132,17 @@ class Registry:
             and offload.matches(scope, engine.poll.engine_id, engine.poll.model, engine.poll.backends)
         ]
 
+    def news(self) -> list[Event]:
+        """The engines that came, fell silent or came back since this was last asked."""
+        found = []
+        for engine in self.engines.values():
+            now = "silent" if self.silent(engine) else "here"
+            if now != engine.told:
+                what = "polls" if not engine.told else "fell silent" if now == "silent" else "polls again"
+                found.append(self._event(engine, what))
+                engine.told = now
+        return found
+
     def forget_silent(self) -> None:
         """Drops engines that were silent for longer than the retention."""
         for engine_id, engine in list(self.engines.items()):
@@ -141,6 +154,14 @@ class Registry:
         self._closing = True
         for engine in self.engines.values():
             self._wake(engine)
+
+    def _event(self, engine: Engine, what: str) -> Event:
+        poll = engine.poll
+        evidence = {"model": poll.model, "backends": list(poll.backends), "hook": poll.hook, "instance": poll.instance}
+        return Event(
+            at=self._clock.wall(), kind=semconv.EVENT_ENGINE, scope=f"engine:{poll.engine_id}",
+            message=f"engine {poll.engine_id} {what}", evidence=evidence,
+        )  # fmt: skip
 
     def _register(self, poll: Poll) -> Engine:
         engine = self.engines.get(poll.engine_id)

@@ -20,10 +20,11 @@ from guard.semconv import Metric
 from guard.service.directives import Clock, Registry
 from guard.service.events import Events
 from guard.service.forward import Export, Forwarder
+from guard.service.journal import Journal
 from guard.service.offload import Overrides
 from guard.service.switches import Switches
 from guard.settings import Settings
-from guard.wire import AttributeValue
+from guard.wire import AttributeValue, Event
 
 TICK_SECONDS: Final = 0.25
 _SWEEP_TICKS: Final = 240  # look once a minute for what has aged out
@@ -41,11 +42,12 @@ class Runtime:
         self.registry = Registry(
             overrides, clock, max_engines=settings.max_engines, retention_seconds=settings.engine_retention_seconds
         )
-        self.switches = Switches(ledger, overrides, clock, self.registry.publish)
+        self.journal = Journal(ledger, clock.monotonic)
+        self.events = Events(self._told)
+        self.switches = Switches(self.journal, overrides, clock, self.registry.publish, self.events.publish)
         self.joiner = Joiner(lateness_seconds=settings.join_hold_seconds)
         self.window = Window(settings.window_requests, settings.window_seconds)
         self.telemetry = Telemetry(clock.monotonic, self._gauges)
-        self.events = Events(lambda event: self.telemetry.count(semconv.EVENTS_TOTAL, event.kind))
         self.forwarder: Forwarder | None = None
         self.ticked = (clock.monotonic(), clock.wall())
         self._limits = Limits(max_body=settings.max_body_bytes, max_decompressed=settings.max_decoded_bytes)
@@ -90,6 +92,9 @@ class Runtime:
         self._totals(semconv.INGEST_LOST, counts.evicted, "evicted")
         self._totals(semconv.INGEST_LOST, counts.overflow, "overflow")
         self.switches.expire()  # publishes when something ran out
+        for event in self.registry.news():
+            self.events.publish(event)
+        self.journal.flush()
         self._ticks += 1
         if self._ticks % _SWEEP_TICKS == 0:
             self.registry.forget_silent()
@@ -104,6 +109,16 @@ class Runtime:
             except Exception:  # the loop's outermost frame
                 log.exception("tick_failed")
             await asyncio.sleep(TICK_SECONDS)
+
+    async def close(self) -> None:
+        """Writes what must outlive the process and closes the ledger."""
+        await self.switches.close()
+        await self.journal.close()
+
+    def _told(self, event: Event) -> None:
+        self.telemetry.count(semconv.EVENTS_TOTAL, event.kind)
+        if event.kind in _OWN_DEEDS:
+            self.journal.note(event)
 
     def _decode(self, export: Export) -> otlp.Batch:
         return otlp.decode(
@@ -143,4 +158,5 @@ class Runtime:
         yield semconv.LOOP_LAST_RUN, (), self.ticked[1]
 
 
+_OWN_DEEDS: Final = (semconv.EVENT_CONTROLLER, semconv.EVENT_SLA)  # the history keeps them, with their evidence
 _PROCESS: Final = (semconv.HOST_NAME, semconv.SERVICE_INSTANCE_ID, semconv.PROCESS_PID)

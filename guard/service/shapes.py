@@ -1,23 +1,42 @@
 """The JSON objects of the HTTP API that people read, as the OpenAPI document shows them."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from guard.history.ledger import Override, Switch
+from guard.history.ledger import Entry, Override
 from guard.service.switches import override_etag
 
 Mode = Literal["on", "off", "auto", "observe"]
 LeaseExpiry = Literal["keep", "open"]
 MAX_TTL = 365 * 86_400.0
+MAX_REASON = 500
 _COPIED = ("scope", "mode", "stores", "on_lease_expiry", "reason", "who")
+
+
+def plain(text: str) -> str:
+    """`text` when it can be shown anywhere.
+
+    Raises:
+        ValueError: it holds a control character or half a surrogate pair.
+    """
+    if not text.isprintable():
+        raise ValueError("holds control characters: send one line of plain text")
+    return text
+
+
+Reason = Annotated[str, Field(max_length=MAX_REASON, description="why; kept in the history"), AfterValidator(plain)]
 
 
 class SwitchIn(BaseModel):
     """What an operator asks for."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra={"examples": [{"mode": "off", "ttl_seconds": 1800, "reason": "INC-1234: store fails over"}]},
+    )
 
     mode: Mode
     stores: Annotated[bool, Field(description="false also stops writes to the remote tier, where it can be done")] = (
@@ -28,7 +47,7 @@ class SwitchIn(BaseModel):
         LeaseExpiry | None,
         Field(description="what hooks do when they cannot reach kvguard; default keep for off, else open"),
     ] = None
-    reason: Annotated[str, Field(max_length=500)] = ""
+    reason: Reason = ""
 
 
 class OverrideOut(BaseModel):
@@ -77,7 +96,8 @@ class EngineRow(BaseModel):
     backend: str
     model: str
     mode: Mode
-    scope: Annotated[str | None, Field(description="whose switch holds; null: the default")]
+    scope: Annotated[str | None, Field(description="whose switch holds, the narrowest; null: the default")]
+    who: Annotated[str | None, Field(description="who set that switch")]
     state: Literal["open", "bypass"]
     stores: bool
     directive_id: str
@@ -101,30 +121,36 @@ class OffloadOut(BaseModel):
 
 
 class SwitchOut(BaseModel):
-    """One entry of the history."""
+    """One entry of the history: a switch, or what the controller did by itself (`who` is then `kvguard`).
+
+    `mode` to `expires_at` are those that were set or, by `clear` and `expire`, taken away.
+    """
 
     id: int
     at: datetime
-    action: Literal["set", "clear", "expire"]
+    action: Annotated[str, Field(description="set, clear, expire; controller, sla; objective")]
     scope: str
-    mode: Mode
-    stores: bool
-    on_lease_expiry: LeaseExpiry
-    expires_at: datetime | None
-    reason: str
     who: str
+    source: Annotated[str, Field(description="address that the call came from")]
+    reason: str
+    mode: Mode | None = None
+    stores: bool | None = None
+    on_lease_expiry: LeaseExpiry | None = None
+    expires_at: datetime | None = None
+    before: Annotated[dict[str, Any] | None, Field(description="what held before; null: nothing")]
+    after: Annotated[dict[str, Any] | None, Field(description="what holds after; null: nothing")]
+    evidence: Annotated[dict[str, Any] | None, Field(description="what the controller knew")]
 
     @classmethod
-    def of(cls, switch: Switch) -> "SwitchOut":
+    def of(cls, entry: Entry) -> "SwitchOut":
         """The entry as JSON."""
-        return cls.model_validate(
-            {**{name: getattr(switch, name) for name in cls.model_fields}, "at": at(switch.at),
-             "expires_at": at(switch.expires_at)}
-        )  # fmt: skip
+        told = (entry.after or entry.before or {}) if entry.action in ("set", "clear", "expire") else {}
+        fields = {name: getattr(entry, name) for name in Entry.__slots__}
+        return cls.model_validate({**told, **fields, "at": at(entry.at), "expires_at": at(told.get("expires_at"))})
 
 
 class HistoryOut(BaseModel):
-    """Switches, newest first; `next_before` asks for older ones, null at the end."""
+    """Entries, newest first; `next_before` asks for older ones, null at the end."""
 
     switches: list[SwitchOut]
     next_before: int | None

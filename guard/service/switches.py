@@ -2,81 +2,96 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Final
 
 import structlog
 
-from guard.errors import LedgerError
-from guard.history.ledger import Ledger, LedgerFullError, Override, Switch
+from guard import semconv
+from guard.history.ledger import OWN_NAME, Call, Entry, Override
 from guard.service.directives import Clock
+from guard.service.journal import Journal
 from guard.service.offload import Overrides
 from guard.service.problems import Problem
-
-OWN_NAME: Final = "kvguard"
-"""Who the history names for what the service does by itself."""
+from guard.wire import Event
 
 RETRY_SECONDS: Final = 30.0
 
-_T = TypeVar("_T")
 log = structlog.get_logger("guard.service.switches")
 
 
 class Switches:
-    """Writes switches; `changed` is called when one is in force. Disk writes happen on a thread of their own."""
+    """Writes switches. `changed` is called when one is in force, `tell` with what is worth telling."""
 
-    def __init__(self, ledger: Ledger, overrides: Overrides, clock: Clock, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        overrides: Overrides,
+        clock: Clock,
+        changed: Callable[[], None],
+        tell: Callable[[Event], object] = lambda _: None,
+    ) -> None:
         self.overrides = overrides
-        self.problem = ""  # of the last write; empty when it worked
-        self._ledger = ledger
+        self._journal = journal
         self._clock = clock
         self._changed = changed
+        self._tell = tell
         self._lock = asyncio.Lock()
-        self._thread = ThreadPoolExecutor(1, "kvguard-ledger")
         self._expiring: dict[str, float] = {}  # scope -> monotonic time of the next try
         self._task: asyncio.Task[None] | None = None
 
-    async def put(self, override: Override, *, if_match: str = "", if_none_match: str = "") -> Override:
-        """Puts `override` in force; returns it with its revision, when it is durable.
+    async def put(
+        self, override: Override, call: Call, *, if_match: str = "", if_none_match: str = ""
+    ) -> tuple[Override | None, bool]:
+        """Puts `override` in force; returns it with its revision when it is durable, and whether this is a replay.
 
         Raises:
-            Problem: 412 when the scope is not as the caller believes, 507 or 503 when it cannot be written.
+            Problem: 412 when the scope is not as the caller believes, 422 when the idempotency key was used for
+                something else, 507 or 503 when it cannot be written.
         """
         async with self._lock:
+            if replayed := await self._replayed(override.scope, override.who, call):
+                return _of(replayed), True
             self._check(self.overrides.get(override.scope, self._clock.wall()), if_match, if_none_match)
-            written = await self._write(lambda: self._ledger.set(override))
+            written = await self._journal.do(lambda ledger: ledger.set(override, call))
             self.overrides.put(written)
         self._changed()
-        log.info("switched", scope=written.scope, mode=written.mode, who=written.who, reason=written.reason)
-        return written
+        log.info(
+            "switched", scope=written.scope, mode=written.mode, who=written.who, source=call.source,
+            reason=written.reason,
+        )  # fmt: skip
+        self._told(written, f"{written.mode} by {written.who}", written.since, written.reason)
+        return written, False
 
-    async def clear(self, scope: str, *, reason: str, who: str, if_match: str = "") -> Override:
-        """Takes the override of `scope` away; returns what it was.
+    async def clear(self, scope: str, call: Call, *, reason: str, who: str, if_match: str = "") -> bool:
+        """Takes the override of `scope` away; returns whether this is a replay.
 
         Raises:
-            Problem: 404 when there is none, 412 and 507 or 503 as for `put`.
+            Problem: 404 when there is none, else as for `put`.
         """
         async with self._lock:
+            if await self._replayed(scope, who, call):
+                return True
             now = self._clock.wall()
-            override = self.overrides.get(scope, now)
-            if override is None:
+            gone = self.overrides.get(scope, now)
+            if gone is None:
                 raise Problem(404, f"no switch is in force for {scope}")
-            self._check(override, if_match, "")
-            gone = override
-            await self._write(lambda: self._ledger.clear(gone, action="clear", at=now, reason=reason, who=who))
+            self._check(gone, if_match, "")
+            await self._journal.do(
+                lambda ledger: ledger.clear(gone, action="clear", at=now, reason=reason, who=who, call=call)
+            )
             self.overrides.remove(scope)
         self._changed()
-        log.info("cleared", scope=scope, mode=override.mode, who=who, reason=reason)
-        return override
+        log.info("cleared", scope=scope, mode=gone.mode, who=who, source=call.source, reason=reason)
+        self._told(gone, f"{gone.mode} cleared by {who}", now, reason)
+        return False
 
-    async def history(self, limit: int, before: int | None, scope: str | None) -> list[Switch]:
-        """Switches, newest first.
+    async def history(self, limit: int, before: int | None, scope: str | None) -> list[Entry]:
+        """What was done, newest first.
 
         Raises:
             Problem: 503 when the ledger cannot be read.
         """
-        async with self._lock:
-            return await self._write(lambda: self._ledger.history(limit=limit, before=before, scope=scope))
+        return await self._journal.do(lambda ledger: ledger.history(limit=limit, before=before, scope=scope))
 
     def expire(self) -> None:
         """Sees to the overrides that have run out: they no longer count at once, then go from the ledger."""
@@ -92,12 +107,11 @@ class Switches:
         self._task = asyncio.create_task(self._remove(due))
 
     async def close(self) -> None:
-        """Waits for the write that is under way and closes the ledger."""
+        """Waits for the write that is under way."""
         if self._task:
             await asyncio.wait([self._task])
         async with self._lock:
-            await asyncio.to_thread(self._thread.shutdown)
-            self._ledger.close()
+            pass
 
     async def _remove(self, due: list[Override]) -> None:
         for override in due:
@@ -108,8 +122,8 @@ class Switches:
                     self._expiring.pop(override.scope, None)
                     continue
                 try:
-                    await self._write(
-                        lambda gone=override, at=at: self._ledger.clear(  # type: ignore[misc]
+                    await self._journal.do(
+                        lambda ledger, gone=override, at=at: ledger.clear(  # type: ignore[misc]
                             gone, action="expire", at=at, reason="its time ran out", who=OWN_NAME
                         )
                     )
@@ -118,18 +132,21 @@ class Switches:
                 self.overrides.remove(override.scope)
                 self._expiring.pop(override.scope, None)
             log.info("expired", scope=override.scope, mode=override.mode)
+            self._told(override, f"{override.mode} ran out", at, "")
 
-    async def _write(self, call: Callable[[], _T]) -> _T:
-        try:
-            result = await asyncio.get_running_loop().run_in_executor(self._thread, call)
-        except LedgerError as error:
-            if str(error) != self.problem:
-                log.warning("ledger_failed", problem=str(error))
-            self.problem = str(error)
-            status = 507 if isinstance(error, LedgerFullError) else 503
-            raise Problem(status, str(error), kind="ledger", headers={"Retry-After": "30"}) from None
-        self.problem = ""
-        return result
+    async def _replayed(self, scope: str, who: str, call: Call) -> Entry | None:
+        """The entry that this very request made when it came before."""
+        if not call.key:
+            return None
+        answer = await self._journal.do(lambda ledger: ledger.answer(who, call.key))
+        if answer and (answer.digest != call.digest or answer.entry.scope != scope):
+            raise Problem(422, "this Idempotency-Key was used for another request", kind="idempotency-key-reused")
+        return answer.entry if answer else None
+
+    def _told(self, override: Override, what: str, at: float, reason: str) -> None:
+        message = f"{override.scope}: {what}" + (f": {reason}" if reason else "")
+        evidence = {"mode": override.mode, "stores": override.stores, "expires_at": override.expires_at}
+        self._tell(Event(at=at, kind=semconv.EVENT_SWITCH, scope=override.scope, message=message, evidence=evidence))
 
     @staticmethod
     def _check(current: Override | None, if_match: str, if_none_match: str) -> None:
@@ -144,6 +161,15 @@ class Switches:
 def override_etag(override: Override | None) -> str:
     """The entity tag of a scope: the number of the history entry that made its switch."""
     return f'"{override.revision if override else 0}"'
+
+
+def _of(entry: Entry) -> Override | None:
+    """The override that an entry of the history put in force."""
+    if entry.after is None:
+        return None
+    return Override(
+        scope=entry.scope, reason=entry.reason, who=entry.who, since=entry.at, revision=entry.id, **entry.after
+    )
 
 
 def _names(header: str, tag: str) -> bool:

@@ -13,7 +13,9 @@ import pytest
 
 from guard.errors import LedgerError
 from guard.history import ledger as module
-from guard.history.ledger import FILE, Ledger, LedgerFullError, Override
+from guard.history.ledger import FILE, Call, Ledger, LedgerFullError, Override
+from guard.history.migrations import MIGRATIONS
+from guard.wire import Event
 
 OFF = Override(
     scope="fleet",
@@ -40,7 +42,7 @@ def test_a_second_set_replaces_the_first_and_both_are_history(tmp_path: Path) ->
         ledger.set(OFF)
         ledger.set(replace(OFF, mode="on", since=1001.0, who="bob"))
         assert [(item.mode, item.who) for item in ledger.overrides()] == [("on", "bob")]
-        assert [(item.id, item.at, item.action, item.mode, item.who) for item in ledger.history()] == [
+        assert [(item.id, item.at, item.action, (item.after or {})["mode"], item.who) for item in ledger.history()] == [
             (2, 1001.0, "set", "on", "bob"),
             (1, 1000.0, "set", "off", "ann"),
         ]
@@ -52,7 +54,8 @@ def test_clear_leaves_history_that_tells_what_was_taken_away(tmp_path: Path) -> 
         assert ledger.clear(written, action="expire", at=1060.5, reason="ttl", who="kvguard") == 2
         assert ledger.overrides() == []
         last = ledger.history(limit=1)[0]
-        assert (last.action, last.at, last.scope, last.mode, last.stores) == ("expire", 1060.5, "fleet", "off", False)
+        assert (last.action, last.at, last.scope, last.after) == ("expire", 1060.5, "fleet", None)
+        assert last.before == {"mode": "off", "stores": False, "on_lease_expiry": "keep", "expires_at": 1060.0}
 
 
 def test_history_pages_and_filters(tmp_path: Path) -> None:
@@ -146,3 +149,96 @@ def test_garbage_in_place_of_the_file(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"this is not a database" * 100)
     with pytest.raises(LedgerError, match=r"not a database"):
         Ledger(tmp_path)
+
+
+def test_history_tells_what_was_before_and_from_where(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.set(OFF, Call(source="10.0.0.9"))
+        ledger.set(replace(OFF, mode="on", since=1001.0, expires_at=None))
+        ledger.set(replace(OFF, mode="auto", since=1002.0, expires_at=1003.0))
+        ledger.set(replace(OFF, mode="on", since=1004.0))  # what was before has run out
+        last, third, second, first = ledger.history()
+    assert (first.source, first.before, (first.after or {})["expires_at"]) == ("10.0.0.9", None, 1060.0)
+    assert (second.source, (second.before or {})["mode"], (second.after or {})["mode"]) == ("", "off", "on")
+    assert (third.before or {})["mode"] == "on"
+    assert last.before is None
+
+
+def test_what_kvguard_did_has_its_evidence_and_does_not_push_out_what_people_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HISTORY_LIMIT", 3)
+    event = Event(at=5.0, kind="controller", scope="engine:e/0", message="open -> bypass", evidence={"rtt": 0.004})
+    with Ledger(tmp_path) as ledger:
+        ledger.set(OFF)
+        for number in range(10):
+            ledger.note([replace(event, at=float(number))], {})
+        entries = ledger.history()
+        assert [(item.id, item.action) for item in entries] == [(11, "controller"), (10, "controller"),
+            (9, "controller"), (1, "set")]  # fmt: skip
+        assert (entries[0].who, entries[0].reason, entries[0].evidence) == ("kvguard", "open -> bypass", {"rtt": 0.004})
+
+
+def test_states_are_kept_replaced_and_taken_away(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        ledger.put_state("controller", '{"a": 1}')
+        ledger.note((), {"controller": '{"a": 2}', "objectives": "[]"})
+    with Ledger(tmp_path) as ledger:
+        assert ledger.states() == {"controller": '{"a": 2}', "objectives": "[]"}
+        ledger.put_state("objectives", "")
+        assert ledger.states() == {"controller": '{"a": 2}'}
+
+
+def test_audit_and_its_states_are_one_transaction(tmp_path: Path) -> None:
+    with Ledger(tmp_path) as ledger:
+        number = ledger.audit(
+            at=1.0, action="objective", scope="model:m", who="ann", source="10.0.0.9", reason="tighter",
+            before={"ttft": 2.0}, after={"ttft": 1.0}, states={"objectives": "x"},
+        )  # fmt: skip
+        (entry,) = ledger.history()
+        assert (entry.id, entry.action, entry.before, entry.after) == (
+            number,
+            "objective",
+            {"ttft": 2.0},
+            {"ttft": 1.0},
+        )
+        assert ledger.states() == {"objectives": "x"}
+        ledger._db.execute("DROP TABLE states")
+        with pytest.raises(LedgerError, match="no such table"):
+            ledger.audit(at=2.0, action="objective", scope="model:m", who="ann", source="", before=None, after=None,
+                         states={"k": "v"})  # fmt: skip
+        assert len(ledger.history()) == 1
+
+
+def test_an_idempotency_key_finds_its_entry_after_a_restart_and_belongs_to_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_LIMIT", 2)
+    with Ledger(tmp_path) as ledger:
+        ledger.set(OFF, Call(key="k1", digest="d1"))
+    with Ledger(tmp_path) as ledger:
+        found = ledger.answer("ann", "k1")
+        assert found
+        assert (found.digest, found.entry.id, found.entry.action) == ("d1", 1, "set")
+        assert ledger.answer("bob", "k1") is None
+        written = ledger.set(OFF, Call(key="k2", digest="d2"))
+        ledger.clear(written, action="clear", at=1.0, reason="", who="ann", call=Call(key="k3", digest="d3"))
+        assert ledger.answer("ann", "k1") is None  # the oldest made room
+        assert (ledger.answer("ann", "k3") or found).entry.action == "clear"
+
+
+def test_a_ledger_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    db.executescript(MIGRATIONS[0] + "PRAGMA user_version=1;")
+    db.execute("INSERT INTO overrides VALUES ('fleet', 'off', 0, 'keep', 1060.0, 'link', 'ann', 1000.0, 7)")
+    old = "INSERT INTO history VALUES (?, ?, ?, 'fleet', ?, ?, 'keep', ?, 'link', 'ann')"
+    db.execute(old, (6, 999.0, "clear", "on", 1, None))
+    db.execute(old, (7, 1000.0, "set", "off", 0, 1060.0))
+    db.close()
+    with Ledger(tmp_path) as ledger:
+        assert [(item.scope, item.mode, item.revision) for item in ledger.overrides()] == [("fleet", "off", 7)]
+        new, gone = ledger.history()
+        assert (new.id, new.before) == (7, None)
+        assert new.after == {"mode": "off", "stores": False, "on_lease_expiry": "keep", "expires_at": 1060.0}
+        assert (gone.id, gone.after, (gone.before or {})["stores"]) == (6, None, True)
+        assert ledger.set(OFF).revision == 8

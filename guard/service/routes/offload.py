@@ -1,13 +1,14 @@
 """`/v1/offload`: see and switch remote reads and stores."""
 
 import asyncio
+import hashlib
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
 from guard import semconv
-from guard.history.ledger import Override
+from guard.history.ledger import Call, Override
 from guard.service import offload, shapes
 from guard.service.auth import require
 from guard.service.directives import Engine
@@ -23,6 +24,14 @@ Reader = Annotated[str, Depends(require("read"))]
 Admin = Annotated[str, Depends(require("admin"))]
 Wait = Annotated[float, Query(ge=0, le=MAX_ACK_WAIT, description="seconds to wait until every live engine applied it")]
 IfMatch = Annotated[str, Header(description="switch only when the scope still has this ETag")]
+Key = Annotated[
+    str,
+    Header(
+        max_length=128,
+        pattern=r"^[\x21-\x7e]*$",
+        description="a new one per switch, the same one when it is sent again: it is then done once",
+    ),
+]
 
 
 @router.get("", response_model=shapes.OffloadOut)
@@ -48,7 +57,7 @@ async def get_history(
     before: Annotated[int | None, Query(ge=1)] = None,
     scope: str | None = None,
 ) -> shapes.HistoryOut:
-    """Who switched what, when and why; newest first."""
+    """Who switched what, when, why and from where, and what the controller did with its evidence; newest first."""
     runtime: Runtime = request.app.state.runtime
     found = await runtime.switches.history(limit + 1, before, scope)
     page = found[:limit]
@@ -79,12 +88,15 @@ async def put_scope(
     wait: Wait = 0.0,
     if_match: IfMatch = "",
     if_none_match: Annotated[str, Header(description="*: switch only when there is no switch yet")] = "",
+    idempotency_key: Key = "",
 ) -> Response:
     """Switches a scope; answers when the switch is on disk, with `wait` when the live engines have applied it."""
     runtime: Runtime = request.app.state.runtime
     now = runtime.clock.wall()
+    parsed = _scope(scope)
+    _need_reason(runtime, parsed, switch.reason)
     override = Override(
-        scope=_scope(scope),
+        scope=parsed,
         mode=switch.mode,
         stores=switch.stores,
         on_lease_expiry=switch.on_lease_expiry or offload.default_on_lease_expiry(switch.mode),
@@ -93,8 +105,9 @@ async def put_scope(
         who=who,
         since=now,
     )
-    written = await runtime.switches.put(override, if_match=if_match, if_none_match=if_none_match)
-    return await _switched(runtime, scope, written, wait)
+    call = _call(request, idempotency_key, switch.model_dump_json())
+    written, replayed = await runtime.switches.put(override, call, if_match=if_match, if_none_match=if_none_match)
+    return await _switched(runtime, scope, written, wait, replayed=replayed)
 
 
 @router.delete("/{scope:path}", response_model=shapes.Switched)
@@ -103,13 +116,28 @@ async def delete_scope(
     scope: str,
     who: Admin,
     wait: Wait = 0.0,
-    reason: Annotated[str, Query(max_length=500)] = "",
+    reason: Annotated[shapes.Reason, Query()] = "",
     if_match: IfMatch = "",
+    idempotency_key: Key = "",
 ) -> Response:
     """Takes a switch away: wider switches or the default hold again."""
     runtime: Runtime = request.app.state.runtime
-    await runtime.switches.clear(_scope(scope), reason=reason, who=who, if_match=if_match)
-    return await _switched(runtime, scope, None, wait)
+    parsed = _scope(scope)
+    _need_reason(runtime, parsed, reason)
+    call = _call(request, idempotency_key, f"clear {reason}")
+    replayed = await runtime.switches.clear(parsed, call, reason=reason, who=who, if_match=if_match)
+    return await _switched(runtime, scope, None, wait, replayed=replayed)
+
+
+def _call(request: Request, key: str, content: str) -> Call:
+    source = request.client.host if request.client else ""
+    return Call(source, key, hashlib.sha256(content.encode()).hexdigest() if key else "")
+
+
+def _need_reason(runtime: Runtime, scope: str, reason: str) -> None:
+    wanted = runtime.settings.require_reason
+    if not reason.strip() and (wanted == "always" or (wanted == "fleet" and scope == "fleet")):
+        raise Problem(422, f"say why: a reason is required here (require_reason = {wanted})", kind="reason-required")
 
 
 def _scope(text: str) -> str:
@@ -119,7 +147,9 @@ def _scope(text: str) -> str:
         raise Problem(400, str(error), kind="bad-scope") from None
 
 
-async def _switched(runtime: Runtime, scope: str, override: Override | None, wait: float) -> Response:
+async def _switched(
+    runtime: Runtime, scope: str, override: Override | None, wait: float, *, replayed: bool
+) -> Response:
     now = runtime.clock.wall()
     engines = runtime.registry.concerned(scope)
     pending = await _acknowledged(engines, wait)
@@ -132,7 +162,8 @@ async def _switched(runtime: Runtime, scope: str, override: Override | None, wai
         acknowledged=sorted({engine.poll.engine_id for engine in engines} - late),
         pending=sorted(late),
     )
-    return JSONResponse(answer.model_dump(mode="json"), headers={"ETag": override_etag(override)})
+    headers = {"ETag": override_etag(override), **({"Idempotent-Replayed": "true"} if replayed else {})}
+    return JSONResponse(answer.model_dump(mode="json"), headers=headers)
 
 
 async def _acknowledged(engines: list[Engine], wait: float) -> list[Engine]:
@@ -171,6 +202,7 @@ def _rows(runtime: Runtime, engine: Engine, now: float) -> list[dict[str, object
                 "model": poll.model,
                 "mode": item.mode,
                 "scope": override.scope if override else None,
+                "who": override.who if override else None,
                 "state": item.state,
                 "stores": item.stores,
                 "directive_id": item.id,

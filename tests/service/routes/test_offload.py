@@ -1,6 +1,7 @@
 """`/v1/offload` over HTTP."""
 
 import asyncio
+import json
 import sqlite3
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 
 from guard.service import shapes
 from guard.service.runtime import Runtime
+from guard.settings import Settings
+from guard.wire import Event
+from tests.service.conftest import NOW
 
 pytestmark = pytest.mark.anyio
 
@@ -70,6 +74,7 @@ async def test_the_row_of_an_engine(client: httpx2.AsyncClient, hands: Any) -> N
     directive_id = row.pop("directive_id")
     assert row == {
         "engine_id": "h:8000/0", "backend": "a/b", "model": "org/m", "mode": "off", "scope": "backend:a/b",
+        "who": "anonymous@127.0.0.1",
         "state": "bypass", "stores": False, "acknowledged": False, "acknowledged_at": None,
         "last_poll_age_seconds": 2.0, "silent": False, "reason": "slow", "since": "2027-01-15T08:00:00Z",
         "ttl_seconds": 28.0, "hook_version": "0.1.0", "instance": "h:8000",
@@ -209,7 +214,7 @@ async def test_a_full_disk_is_507_and_everything_else_goes_on(
     client: httpx2.AsyncClient, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.put(URL + "fleet", json={"mode": "off"})
-    ledger = runtime.switches._ledger
+    ledger = runtime.journal._ledger
     pages = ledger._db.execute("PRAGMA page_count").fetchone()[0]
     ledger._db.execute(f"PRAGMA max_page_count={pages}")
     answers = [
@@ -233,7 +238,107 @@ async def test_a_broken_ledger_is_503(client: httpx2.AsyncClient, runtime: Runti
     def broken(_: Any) -> Any:
         raise sqlite3.OperationalError("disk I/O error")
 
-    runtime.switches._ledger._log = lambda *_: broken(None)  # type: ignore[method-assign]
+    runtime.journal._ledger._log = lambda *_: broken(None)  # type: ignore[method-assign]
     answer = await client.put(URL + "fleet", json={"mode": "off"})
     assert (answer.status_code, answer.json()["type"]) == (503, "urn:kvguard:problem:ledger")
     assert (await client.get("/v1/offload")).json()["overrides"] == []
+
+
+async def test_an_idempotency_key_switches_once_whatever_happens_in_between(
+    client: httpx2.AsyncClient, hands: Any
+) -> None:
+    headers = {"Idempotency-Key": "retry-1"}
+    first = await client.put(URL + "fleet", json={"mode": "off", "ttl_seconds": 60}, headers=headers)
+    assert "idempotent-replayed" not in first.headers
+    hands.advance(5)
+    again = await client.put(URL + "fleet", json={"mode": "off", "ttl_seconds": 60}, headers=headers)
+    assert (again.status_code, again.headers["idempotent-replayed"], again.headers["etag"]) == (200, "true", '"1"')
+    assert again.json()["override"]["expires_at"] == first.json()["override"]["expires_at"]
+    other = await client.put(URL + "fleet", json={"mode": "on"}, headers=headers)
+    assert (other.status_code, other.json()["type"]) == (422, "urn:kvguard:problem:idempotency-key-reused")
+    elsewhere = await client.put(URL + "model:m", json={"mode": "off", "ttl_seconds": 60}, headers=headers)
+    assert elsewhere.status_code == 422
+    gone = [await client.delete(URL + "fleet", headers={"Idempotency-Key": "retry-2"}) for _ in range(2)]
+    assert [answer.status_code for answer in gone] == [200, 200]  # without the key the second is a 404
+    assert [item["action"] for item in (await client.get("/v1/offload/history")).json()["switches"]] == ["clear", "set"]
+
+
+async def test_the_same_request_twice_at_once_with_one_key_switches_once(client: httpx2.AsyncClient) -> None:
+    headers = {"Idempotency-Key": "both"}
+    answers = await asyncio.gather(
+        *(client.put(URL + "fleet", json={"mode": "off"}, headers=headers) for _ in range(5))
+    )
+    assert {answer.headers["etag"] for answer in answers} == {'"1"'}
+    assert len((await client.get("/v1/offload/history")).json()["switches"]) == 1
+
+
+async def test_the_history_tells_before_after_and_from_where(client: httpx2.AsyncClient) -> None:
+    await client.put(URL + "fleet", json={"mode": "off"})
+    await client.put(URL + "fleet", json={"mode": "observe", "stores": False})
+    (new, old) = (await client.get("/v1/offload/history")).json()["switches"]
+    off = {"mode": "off", "stores": True, "on_lease_expiry": "keep", "expires_at": None}
+    assert (old["before"], old["after"], old["source"], old["who"]) == (None, off, "127.0.0.1", "anonymous@127.0.0.1")
+    assert (new["before"], new["after"]["mode"], new["after"]["stores"]) == (off, "observe", False)
+
+
+@pytest.mark.parametrize("text", ["two\nlines", "bell\x07", "\x1b[31mred", "right\u202eleft", "\ud800"])
+async def test_control_characters_in_a_reason_are_refused(client: httpx2.AsyncClient, text: str) -> None:
+    body = json.dumps({"mode": "off", "reason": text})
+    answer = await client.put(URL + "fleet", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    if text.isascii():
+        assert "control characters" in answer.json()["detail"]
+        assert (await client.delete(URL + "fleet", params={"reason": text})).status_code == 422
+    assert (await client.get("/v1/offload")).json()["overrides"] == []
+
+
+@pytest.mark.parametrize(("wanted", "fleet", "model"), [("never", 200, 200), ("fleet", 422, 200), ("always", 422, 422)])
+async def test_a_reason_is_required_where_the_settings_say_so(
+    settings: Settings, make_runtime: Any, serving: Any, wanted: str, fleet: int, model: int
+) -> None:
+    async with serving(make_runtime(settings.model_copy(update={"require_reason": wanted}))) as client:
+        for scope, code in (("fleet", fleet), ("model:m", model)):
+            answer = await client.put(URL + scope, json={"mode": "off", "reason": "  "})
+            assert answer.status_code == code
+            if code == 422:
+                assert answer.json()["type"] == "urn:kvguard:problem:reason-required"
+            assert (await client.put(URL + scope, json={"mode": "off", "reason": "why"})).status_code == 200
+            assert (await client.delete(URL + scope)).status_code == code
+            assert (await client.delete(URL + scope, params={"reason": "why"})).status_code == (
+                200 if code == 422 else 404
+            )
+
+
+async def test_what_the_controller_did_is_in_the_history_with_its_evidence(
+    client: httpx2.AsyncClient, runtime: Runtime
+) -> None:
+    scope = "engine:h:8000/0"
+    runtime.events.publish(
+        Event(at=NOW, kind="controller", scope=scope, message="open -> bypass", evidence={"rtt": 4e-3})
+    )
+    runtime.events.publish(Event(at=NOW, kind="rtt", scope="fleet", message="not a deed"))
+    runtime.journal.flush()
+    await asyncio.sleep(0)  # the ledger's thread takes one after the other
+    (entry,) = (await client.get("/v1/offload/history")).json()["switches"]
+    shapes.SwitchOut.model_validate(entry)
+    assert (entry["action"], entry["who"], entry["scope"], entry["mode"]) == ("controller", "kvguard", scope, None)
+    assert (entry["reason"], entry["evidence"]) == ("open -> bypass", {"rtt": 0.004})
+
+
+async def test_switches_and_engines_are_events(client: httpx2.AsyncClient, runtime: Runtime, hands: Any) -> None:
+    await poll(client)
+    runtime.tick()
+    await client.put(URL + "fleet", json={"mode": "off", "reason": "why"})
+    await client.delete(URL + "fleet")
+    hands.advance(20)
+    runtime.tick()
+    await poll(client)
+    runtime.tick()
+    runtime.tick()
+    assert [(event.kind, event.message) for _, event in runtime.events.since(0)] == [
+        ("engine", "engine h:8000/0 polls"),
+        ("switch", "fleet: off by anonymous@127.0.0.1: why"),
+        ("switch", "fleet: off cleared by anonymous@127.0.0.1"),
+        ("engine", "engine h:8000/0 fell silent"),
+        ("engine", "engine h:8000/0 polls again"),
+    ]
