@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from guard import __version__, semconv
 from guard.service import problems
 from guard.service.auth import Tokens
+from guard.service.console import pages, picture
 from guard.service.forward import Forwarder, read_headers
 from guard.service.limits import BodyLimit
 from guard.service.routes import health, offload, requests
@@ -34,7 +35,7 @@ def create_app(runtime: Runtime, tokens: Tokens) -> FastAPI:
     # Plain Starlette routes: thousands of hooks poll, and a framework route costs three times as much.
     app.add_route("/v1/traces", post_traces, methods=["POST"])
     app.add_route("/v1/directives/{engine_id:path}", get_directives, methods=["GET"])
-    for router in (offload.router, requests.router, health.router):
+    for router in (offload.router, requests.router, health.router, picture.router, pages.router):
         app.include_router(router)
     problems.install(app)
     settings = runtime.settings

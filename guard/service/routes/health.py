@@ -1,12 +1,11 @@
-"""Health, metrics and the page that says where things are."""
+"""Health and metrics."""
 
 import asyncio
 
 from fastapi import APIRouter, Depends, Request, Response
 from prometheus_client.exposition import choose_encoder
-from starlette.responses import HTMLResponse, PlainTextResponse
+from starlette.responses import PlainTextResponse
 
-from guard import __version__
 from guard.service.auth import require
 from guard.service.runtime import TICK_SECONDS, Runtime
 
@@ -14,20 +13,6 @@ router = APIRouter(tags=["health"])
 
 LATE_SECONDS = max(3 * TICK_SECONDS, 5.0)
 """A loop that has not ticked for so long is stuck; a busy one is not."""
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>kvguard</title></head><body>
-<h1>kvguard {version}</h1>
-<p>Sees, explains and guards remote KV-cache offloading in vLLM.</p>
-<ul>
-<li><a href="v1/offload">v1/offload</a>: what is asked of every engine and backend; PUT v1/offload/fleet switches</li>
-<li><a href="v1/offload/history">v1/offload/history</a>: who switched what, when and why</li>
-<li><a href="v1/correlation">v1/correlation</a>: miss latency against time to first token</li>
-<li>v1/requests/ID: one request explained</li>
-<li><a href="metrics">metrics</a>, <a href="livez?verbose">livez</a>, <a href="readyz?verbose">readyz</a></li>
-<li><a href="openapi.json">openapi.json</a>: the whole API</li>
-</ul></body></html>
-"""
 
 
 @router.get("/livez", response_class=PlainTextResponse)
@@ -50,12 +35,6 @@ async def metrics(request: Request) -> Response:
     encoder, content_type = choose_encoder(request.headers.get("accept", ""))
     body = await asyncio.to_thread(encoder, runtime.telemetry.registry)
     return Response(body, headers={"Content-Type": content_type})
-
-
-@router.get("/", include_in_schema=False)
-async def index() -> Response:
-    """Where things are."""
-    return HTMLResponse(_PAGE.format(version=__version__))
 
 
 def _loop_problem(request: Request) -> str:
