@@ -53,6 +53,14 @@ class Settings(BaseSettings):
         128 * _MIB, ge=1024, description="Trace bodies held at once; above it the answer is 503 with Retry-After."
     )
     body_timeout_seconds: float = Field(30.0, gt=0, le=600, description="Longest time a client may take for a body.")
+    header_timeout_seconds: float = Field(10.0, gt=0, le=600, description="Longest time for a request's headers.")
+    max_connections: int = Field(
+        16_384, ge=16, le=1_000_000, description="Open connections; beyond it the oldest idle one is closed."
+    )
+    max_event_streams: int = Field(64, ge=1, le=10_000, description="Clients of GET /v1/events at once.")
+    read_rate: float = Field(100.0, ge=0, description="Reads a second for each client, 5 s of it at once; 0: no limit.")
+    write_rate: float = Field(20.0, ge=0, description="Switches a second for each client, as read_rate.")
+    ingest_rate: float = Field(0.0, ge=0, description="Polls and span bodies a second for each client, as read_rate.")
     window_requests: int = Field(20_000, ge=100, le=5_000_000, description="Joined requests kept in memory.")
     window_seconds: float = Field(600.0, ge=10, le=86_400, description="How long a joined request stays there.")
     join_hold_seconds: float = Field(10.0, ge=0, le=600, description="How long a request waits for late spans.")

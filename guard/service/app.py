@@ -3,19 +3,21 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 from fastapi import FastAPI
 
 from guard import __version__, semconv
-from guard.service import problems
+from guard.service import openapi, problems
 from guard.service.auth import Tokens
+from guard.service.browsers import BrowserDefence
 from guard.service.console import pages, picture
 from guard.service.forward import Forwarder, read_headers
 from guard.service.limits import BodyLimit
 from guard.service.routes import health, offload, requests
 from guard.service.routes.directives import get_directives
+from guard.service.routes.events import get_events
 from guard.service.routes.traces import Budget, post_traces
 from guard.service.runtime import Runtime
 
@@ -27,7 +29,6 @@ def create_app(runtime: Runtime, tokens: Tokens) -> FastAPI:
     app = FastAPI(
         title="kvguard", version=__version__, lifespan=_lifespan, redoc_url=None, docs_url=None,
         description="Sees, explains and guards remote KV-cache offloading in vLLM.",
-        responses={"default": {"description": "RFC 9457 problem", "content": {problems.MEDIA_TYPE: {}}}},
     )  # fmt: skip
     app.state.runtime = runtime
     app.state.tokens = tokens
@@ -35,12 +36,14 @@ def create_app(runtime: Runtime, tokens: Tokens) -> FastAPI:
     # Plain Starlette routes: thousands of hooks poll, and a framework route costs three times as much.
     app.add_route("/v1/traces", post_traces, methods=["POST"])
     app.add_route("/v1/directives/{engine_id:path}", get_directives, methods=["GET"])
+    app.add_route("/v1/events", get_events, methods=["GET"])
     for router in (offload.router, requests.router, health.router, picture.router, pages.router):
         app.include_router(router)
     problems.install(app)
     settings = runtime.settings
     app.add_middleware(BodyLimit, traces_bytes=settings.max_body_bytes, seconds=settings.body_timeout_seconds)
-    _document(app)
+    app.add_middleware(BrowserDefence)
+    openapi.document(app)
     return app
 
 
@@ -65,64 +68,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            runtime.registry.close()
+            runtime.end_waits()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _document(app: FastAPI) -> None:
-    """Adds the two plain routes to the OpenAPI document."""
-    original = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = original()
-        document["paths"].update(_PLAIN)
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
-def _query(name: str, kind: str, text: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "required": False, "description": text, "schema": {"type": kind}}
-
-
-_PROBLEM: Final = {"description": "RFC 9457 problem", "content": {problems.MEDIA_TYPE: {}}}
-_PLAIN: Final[dict[str, Any]] = {
-    "/v1/traces": {
-        "post": {
-            "tags": ["ingest"],
-            "summary": "OTLP/HTTP traces",
-            "description": "ExportTraceServiceRequest, protobuf or JSON; plain, gzip or deflate. Needs scope ingest.",
-            "operationId": "post_traces",
-            "requestBody": {"required": True, "content": {"application/x-protobuf": {}, "application/json": {}}},
-            "responses": {
-                "200": {"description": "ExportTraceServiceResponse; partial success tells of rejected spans"},
-                **dict.fromkeys(("400", "401", "403", "408", "413", "415", "429", "503"), _PROBLEM),
-            },
-        }
-    },
-    "/v1/directives/{engine_id}": {
-        "get": {
-            "tags": ["directives"],
-            "summary": "Long poll of a hook",
-            "description": "If-None-Match is the tag of the set that the hook has applied: it acknowledges that set,"
-            " and the answer waits until another is in force. Registers the engine. Needs scope ingest.",
-            "operationId": "get_directives",
-            "parameters": [
-                {"name": "engine_id", "in": "path", "required": True, "schema": {"type": "string"}},
-                _query("wait", "number", "longest wait, seconds; at most 5"),
-                _query("schema", "integer", "newest directive schema that the hook reads"),
-                _query("backend", "string", "repeated: the backends of the engine"),
-                _query("model", "string", "name of the model"),
-                _query("hook", "string", "version of the hook"),
-                _query("instance", "string", "vLLM's scrape address"),
-            ],
-            "responses": {
-                "200": {"description": "DirectiveSet with ETag", "content": {"application/json": {}}},
-                "304": {"description": "nothing new; renews the lease"},
-                **dict.fromkeys(("400", "401", "403", "503"), _PROBLEM),
-            },
-        }
-    },
-}

@@ -5,6 +5,7 @@ file itself lets nobody in. `admin` includes `read` and `ingest`. Hooks need `in
 """
 
 import hashlib
+import math
 import re
 import secrets
 from collections.abc import Awaitable, Callable
@@ -16,6 +17,7 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from guard.errors import ConfigError
+from guard.service.limits import REFUSED, Rates
 from guard.service.problems import Problem
 from guard.settings import is_loopback
 
@@ -37,15 +39,16 @@ class Token:
 
 
 class Tokens:
-    """The tokens of the service; `reload` reads the file again (SIGHUP)."""
+    """The tokens of the service and how often their bearers may call; `reload` reads the file again (SIGHUP)."""
 
-    def __init__(self, path: Path | None) -> None:
-        """Reads `path`; None means that no token is asked for.
+    def __init__(self, path: Path | None, rates: Rates | None = None) -> None:
+        """Reads `path`; None means that no token is asked for. Without `rates` nobody is slowed down.
 
         Raises:
             ConfigError: the file cannot be read or a line is not a token; names the line, never the token.
         """
         self._path = path
+        self._rates = rates or Rates(lambda: 0.0, {})
         self._tokens = read_tokens(path) if path else ()
 
     def reload(self) -> None:
@@ -61,13 +64,21 @@ class Tokens:
         """The name of the caller.
 
         Raises:
-            Problem: 401 without a known token, 403 when it lacks `scope`.
+            Problem: 401 without a known token, 403 when it lacks `scope`, 429 when it calls too often.
         """
+        host = request.client.host if request.client else "?"
         if self._path is None:
             _from_here(request, scope)
-            return f"anonymous@{request.client.host}" if request.client else "anonymous"
+            name = f"anonymous@{host}"
+        else:
+            name = self._bearer(request, scope, host)
+        self._slow_down(scope, f"{name} {host}")
+        return name
+
+    def _bearer(self, request: Request, scope: Scope, host: str) -> str:
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not text.strip():
+            self._slow_down(REFUSED, host)
             raise Problem(401, "send a token: Authorization: Bearer TOKEN", headers={"WWW-Authenticate": _CHALLENGE})
         digest = hashlib.sha256(text.strip().encode()).digest()
         found: Token | None = None
@@ -75,12 +86,19 @@ class Tokens:
             if secrets.compare_digest(token.digest, digest):
                 found = token
         if found is None:
+            self._slow_down(REFUSED, host)
             headers = {"WWW-Authenticate": f'{_CHALLENGE}, error="invalid_token"'}
             raise Problem(401, "the token is not known", headers=headers)
         if scope not in found.scopes:
             headers = {"WWW-Authenticate": f'{_CHALLENGE}, error="insufficient_scope", scope="{scope}"'}
             raise Problem(403, f"token {found.name!r} lacks the scope {scope!r}", headers=headers)
         return found.name
+
+    def _slow_down(self, kind: str, client: str) -> None:
+        late = self._rates.take(kind, client)
+        if late > 0.0:
+            headers = {"Retry-After": str(math.ceil(late))}
+            raise Problem(429, f"too many requests: try again in {late:.1f} s", headers=headers)
 
 
 def _from_here(request: Request, scope: Scope) -> None:

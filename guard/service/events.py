@@ -15,6 +15,7 @@ class Events:
 
     def __init__(self, told: Callable[[Event], None] = lambda _: None, *, kept: int = KEPT) -> None:
         self.last = 0
+        self.closing = False
         self._told = told
         self._held: deque[tuple[int, Event]] = deque(maxlen=kept)
         self._changed = asyncio.Event()
@@ -23,8 +24,7 @@ class Events:
         """Adds an event and wakes those who wait; returns its number."""
         self.last += 1
         self._held.append((self.last, event))
-        waiting, self._changed = self._changed, asyncio.Event()
-        waiting.set()
+        self._wake()
         self._told(event)
         return self.last
 
@@ -35,7 +35,7 @@ class Events:
     async def wait(self, number: int, seconds: float) -> list[tuple[int, Event]]:
         """As `since`, but waits up to `seconds` for one."""
         found = self.since(number)
-        if not found:
+        if not found and not self.closing:
             try:
                 async with asyncio.timeout(seconds):
                     await self._changed.wait()
@@ -43,3 +43,12 @@ class Events:
                 return []
             found = self.since(number)
         return found
+
+    def close(self) -> None:
+        """Ends every wait, now and from now on: the service stops."""
+        self.closing = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiting, self._changed = self._changed, asyncio.Event()
+        waiting.set()

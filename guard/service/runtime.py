@@ -49,6 +49,8 @@ class Runtime:
         self.window = Window(settings.window_requests, settings.window_seconds)
         self.telemetry = Telemetry(clock.monotonic, self._gauges)
         self.forwarder: Forwarder | None = None
+        self.run_id = f"{int(clock.wall() * 1000):x}"  # tells the events of this run from those of others
+        self.streams = 0  # clients of /v1/events
         self.ticked = (clock.monotonic(), clock.wall())
         self._limits = Limits(max_body=settings.max_body_bytes, max_decompressed=settings.max_decoded_bytes)
         self._decoding = asyncio.Lock()
@@ -109,6 +111,11 @@ class Runtime:
             except Exception:  # the loop's outermost frame
                 log.exception("tick_failed")
             await asyncio.sleep(TICK_SECONDS)
+
+    def end_waits(self) -> None:
+        """Ends every long poll and event stream, now and from now on: the service stops."""
+        self.registry.close()
+        self.events.close()
 
     async def close(self) -> None:
         """Writes what must outlive the process and closes the ledger."""

@@ -14,13 +14,14 @@ from typing import Any, Final
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from guard.errors import ConfigError
 from guard.history.ledger import Ledger
 from guard.service.app import create_app
 from guard.service.auth import Tokens
+from guard.service.connections import Connections
 from guard.service.directives import Clock
+from guard.service.limits import Rates
 from guard.service.runtime import Runtime
 from guard.settings import Settings
 
@@ -28,6 +29,12 @@ STOP_SECONDS: Final = 2.0
 """How long requests under way may take once the service stops."""
 
 BACKLOG: Final = 4096
+RESERVED_FILES: Final = 128
+"""Open files that are no connections: the ledger, the history, probes, forwarding."""
+
+STALLED_SECONDS: Final = 30.0
+"""A client that takes nothing of its answer for so long is cut off, by the kernel."""
+
 GC_THRESHOLDS: Final = (20_000, 20, 100)
 """The window holds millions of objects without cycles; a full collection stops the event loop for as long as it looks
 at all of them, so there is one per tens of millions of allocations only."""
@@ -35,35 +42,6 @@ at all of them, so there is one per tens of millions of allocations only."""
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 log = structlog.get_logger("guard.service")
-
-
-class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol that closes a connection whose URL and headers are larger than `max_header_bytes`.
-
-    httptools has no such limit of its own.
-    """
-
-    max_header_bytes = 32 * 1024
-
-    def on_message_begin(self) -> None:
-        """Starts counting a request."""
-        self._header_bytes = 0
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        """Counts a piece of the URL."""
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Counts a header."""
-        self._count(len(name) + len(value))
-        super().on_header(name, value)
-
-    def _count(self, size: int) -> None:
-        self._header_bytes += size
-        if self._header_bytes > self.max_header_bytes:
-            raise ValueError("URL and headers are too large")  # the parser turns it into a 400 and closes
 
 
 class Server(uvicorn.Server):
@@ -90,7 +68,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops listening, ends the long polls, and waits a moment for what is under way."""
         log.info("stopping")
-        self._runtime.registry.close()
+        self._runtime.end_waits()
         await super().shutdown(sockets)
         log.info("stopped")
 
@@ -124,8 +102,8 @@ def serve(settings: Settings, ready: Callable[[str], None] = lambda _: None) -> 
         LedgerError: the state directory cannot be used.
     """
     configure_logging(settings.log_level)
-    allow_open_files()
-    tokens = Tokens(settings.tokens_file)
+    files = allow_open_files()
+    tokens = Tokens(settings.tokens_file, Rates.of(settings, time.monotonic))
     sock = _listen(settings)
     try:
         ledger = Ledger(settings.state_dir)
@@ -133,10 +111,14 @@ def serve(settings: Settings, ready: Callable[[str], None] = lambda _: None) -> 
         sock.close()
         raise
     runtime = Runtime(settings, ledger, Clock(time.time, time.monotonic))
-    protocol = type("Protocol", (BoundedProtocol,), {"max_header_bytes": settings.max_header_bytes})
+    connections = Connections(
+        limit=min(settings.max_connections, max(files - RESERVED_FILES, 1)),
+        header_bytes=settings.max_header_bytes,
+        header_seconds=settings.header_timeout_seconds,
+    )
     config = uvicorn.Config(
         create_app(runtime, tokens),
-        http=protocol,
+        http=connections.protocol(),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -150,13 +132,15 @@ def serve(settings: Settings, ready: Callable[[str], None] = lambda _: None) -> 
     Server(config, runtime, tokens, ready).run([sock])
 
 
-def allow_open_files() -> None:
-    """Raises the soft limit of open files to the hard one: every hook process keeps one or two connections open."""
+def allow_open_files() -> int:
+    """Raises the soft limit of open files to the hard one: every hook process keeps connections open. Returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:
         log.warning("open_files", limit=soft, problem=str(error))
+        return soft
+    return hard
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -169,6 +153,7 @@ def _listen(settings: Settings) -> socket.socket:
         raise ConfigError("host", f"{settings.host}: {error.strerror or error}") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALLED_SECONDS * 1000))
         sock.bind(address)
         sock.listen(BACKLOG)
         sock.setblocking(False)

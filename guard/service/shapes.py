@@ -156,6 +156,39 @@ class HistoryOut(BaseModel):
     next_before: int | None
 
 
+class RequestRow(BaseModel):
+    """What a list shows of a request; times in seconds, measured."""
+
+    internal_id: str
+    request_id: str
+    trace_id: str
+    engine_id: str
+    model: str
+    backend: str
+    class_: Annotated[str, Field(alias="class")]
+    arrival: datetime
+    decision: str
+    reason: str
+    aborted: bool
+    simulated: bool
+    prompt_tokens: int
+    tokens_local: int
+    tokens_loaded: int
+    ttft_seconds: float | None
+    miss_latency_seconds: float
+    exposed_wait_seconds: float
+    slowest_part: Annotated[str, Field(description="of the seven parts of TTFT")]
+    failed_fetches: int
+    source: Literal["measured"]
+
+
+class RequestsOut(BaseModel):
+    """A page of requests; `next_cursor` asks for the next, null at the end."""
+
+    requests: list[RequestRow]
+    next_cursor: str | None
+
+
 def at(seconds: float | None) -> datetime | None:
     """Unix seconds as a time in UTC."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

@@ -1,7 +1,7 @@
-"""`/v1/correlation`: where TTFT goes; `/v1/requests/{id}`: one request explained. From the window in memory."""
+"""`/v1/correlation`: where TTFT goes; `/v1/requests`: a list, and one request explained. From the window in memory."""
 
 import asyncio
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
@@ -10,6 +10,8 @@ from starlette.responses import Response
 from guard.correlate.attribution import report
 from guard.correlate.explain import explain
 from guard.correlate.window import frame
+from guard.semconv import OUTCOME_FAILED
+from guard.service import listing, shapes
 from guard.service.auth import require
 from guard.service.problems import Problem
 from guard.service.runtime import Runtime
@@ -18,6 +20,9 @@ from guard.wire import RequestRecord
 
 router = APIRouter(prefix="/v1", tags=["requests"])
 Reader = Annotated[str, Depends(require("read"))]
+Since = Annotated[
+    float | None, Query(gt=0, le=366 * 86_400, description="only requests that arrived in the last S seconds")
+]
 _one_at_a_time = asyncio.Lock()
 
 
@@ -29,7 +34,7 @@ async def get_correlation(
     engine: str | None = None,
     backend: str | None = None,
     class_: Annotated[str | None, Query(alias="class")] = None,
-    since_seconds: Annotated[float | None, Query(gt=0, description="only requests that arrived in the last S")] = None,
+    since_seconds: Since = None,
 ) -> Response:
     """TTFT and its parts per model, backend, class and road, miss latency against TTFT, and a row per engine."""
     runtime: Runtime = request.app.state.runtime
@@ -40,6 +45,52 @@ async def get_correlation(
     async with _one_at_a_time:  # a thread, so that polls and spans go on
         answer = await asyncio.to_thread(_report, found, seconds, since_ns, now_ns)
     return JSONResponse(answer)
+
+
+@router.get("/requests", response_model=shapes.RequestsOut)
+async def get_requests(
+    request: Request,
+    _: Reader,
+    sort: listing.Order = "latest",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    cursor: Annotated[str, Query(max_length=256, description="next_cursor of the page before")] = "",
+    model: str | None = None,
+    engine: str | None = None,
+    backend: str | None = None,
+    class_: Annotated[str | None, Query(alias="class")] = None,
+    decision: Literal["remote", "decline", "skip", "other-tier", "none"] | None = None,
+    aborted: bool | None = None,
+    failed: Annotated[bool | None, Query(description="whether a fetch of it failed")] = None,
+    min_ttft_seconds: Annotated[float | None, Query(ge=0)] = None,
+    since_seconds: Since = None,
+) -> Response:
+    """The requests in memory, newest or slowest first."""
+    runtime: Runtime = request.app.state.runtime
+    since_ns = None if since_seconds is None else int((runtime.clock.wall() - since_seconds) * 1e9)
+    held = list(runtime.window)  # the thread must not walk what the loop changes
+
+    def wanted(record: RequestRecord) -> bool:
+        return (
+            model in (None, record.model)
+            and engine in (None, record.engine_id)
+            and backend in (None, record.backend)
+            and class_ in (None, record.class_)
+            and decision in (None, record.decision)
+            and aborted in (None, record.aborted)
+            and (failed is None or failed == any(fetch.outcome == OUTCOME_FAILED for fetch in record.fetches))
+            and (min_ttft_seconds is None or (record.ttft is not None and record.ttft >= min_ttft_seconds))
+            and (since_ns is None or record.arrival_ns >= since_ns)
+        )
+
+    def found() -> dict[str, Any]:
+        rows, following = listing.page(filter(wanted, held), sort, limit, cursor)
+        return {"requests": [listing.row(record) for record in rows], "next_cursor": following or None}
+
+    async with _one_at_a_time:
+        try:
+            return JSONResponse(await asyncio.to_thread(found))
+        except ValueError as error:
+            raise Problem(400, str(error), kind="bad-cursor") from None
 
 
 @router.get("/requests/{any_id:path}")
