@@ -70,8 +70,16 @@ EXAMPLES: Final[dict[tuple[str, str], Any]] = {
                 "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736", "engine_id": "gpu7:8000/0", "model": "llama-70b",
                 "backend": "lmcache-mp/resp", "class": "8k-16k/c5-16", "arrival": "2026-12-01T10:00:00.120000+00:00",
                 "decision": "remote", "reason": "mode on", "aborted": False, "simulated": False,
-                "prompt_tokens": 9000, "tokens_local": 256, "tokens_loaded": 8192, "ttft_seconds": 1.92,
-                "miss_latency_seconds": 1.51, "exposed_wait_seconds": 1.51, "slowest_part": "lookup",
+                "ttft_seconds": 1.92,
+                "tokens": {
+                    "prompt": 9000, "local": 256, "remote_matched": 8192, "remote_loaded": 8192, "computed": 552,
+                    "output": 210,
+                },
+                "miss_latency_seconds": 1.51, "exposed_wait_seconds": 1.51,
+                "parts": {
+                    "intake": 0.001, "queue": 0.02, "lookup": 1.5, "slot": 0.004, "fetch": 0.006, "resume": 0.01,
+                    "prefill": 0.379,
+                },
                 "failed_fetches": 0, "source": "measured",
             }
         ],

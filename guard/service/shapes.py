@@ -171,13 +171,11 @@ class RequestRow(BaseModel):
     reason: str
     aborted: bool
     simulated: bool
-    prompt_tokens: int
-    tokens_local: int
-    tokens_loaded: int
+    tokens: dict[str, int | None]
     ttft_seconds: float | None
     miss_latency_seconds: float
     exposed_wait_seconds: float
-    slowest_part: Annotated[str, Field(description="of the seven parts of TTFT")]
+    parts: Annotated[dict[str, float], Field(description="the seven parts of TTFT")]
     failed_fetches: int
     source: Literal["measured"]
 

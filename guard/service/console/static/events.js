@@ -8,7 +8,7 @@ const held = new Map(); // key -> {key, at, kind, scope, message, tone}
 
 /** Adds one event of the stream. */
 export function addEvent(id, event) {
-  add({ key: `event ${id}`, at: event.at, kind: event.kind, scope: event.scope, message: event.message });
+  add({ key: `event ${id}`, at: Date.parse(event.at) / 1000, kind: event.kind, scope: event.scope, message: event.message });
 }
 
 /** Adds switches of `GET /v1/offload/history`: what was before this page looked. The stream tells the later ones. */
