@@ -4,7 +4,8 @@ KVGuardError
 ├── ConfigError        a setting is missing, unknown or out of range; names the key
 ├── WireError          a message from another process does not have its shape
 │   └── TooLargeError  it is larger than the receiver accepts
-└── LedgerError        the state directory cannot be read or written
+├── LedgerError        the state directory cannot be read or written
+└── SweepError         a sweep cannot go on; says what to check
 """
 
 
@@ -31,3 +32,7 @@ class TooLargeError(WireError):
 
 class LedgerError(KVGuardError):
     """The state directory cannot be read or written."""
+
+
+class SweepError(KVGuardError):
+    """A sweep cannot go on."""

@@ -1,0 +1,104 @@
+"""kvguard's own API as a sweep uses it: switches reads off for the road that recomputes, and asks what happened."""
+
+import time
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import httpx2
+
+from guard.errors import SweepError
+
+APPLY_SECONDS: Final = 10.0
+RECORD_SECONDS: Final = 30.0
+SWITCH_TTL: Final = 900.0
+"""A sweep that is killed leaves its switch behind for this long at most, seconds."""
+
+
+class Service:
+    """Client of `kvguard serve` at `url`; `scope` is what the sweep switches (the engine, by default the fleet)."""
+
+    def __init__(self, url: str, *, token: str = "", scope: str = "fleet") -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx2.Client(base_url=url, headers=headers, timeout=APPLY_SECONDS + 5.0, trust_env=False)
+        self._path = f"/v1/offload/{quote(scope)}"
+        self._mode = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def switch(self, mode: str) -> None:
+        """Puts `mode` in force and waits until the hooks have applied it; no stores while reads are off.
+
+        Raises:
+            SweepError: no hook is there, or one does not follow.
+        """
+        body = {
+            "mode": mode, "stores": mode != "off", "ttl_seconds": SWITCH_TTL, "on_lease_expiry": "open",
+            "reason": "kvguard sweep",
+        }  # fmt: skip
+        answer = self._call("PUT", f"{self._path}?wait={APPLY_SECONDS:g}", json=body)
+        if not answer["acknowledged"] or answer["pending"]:
+            late = ", ".join(answer["pending"]) or "no engine polls kvguard"
+            raise SweepError(f"the hook did not apply {mode!r} within {APPLY_SECONDS:g} s: {late}")
+        self._mode = mode
+
+    def restore(self) -> None:
+        """Takes the sweep's switch away."""
+        if self._mode:
+            self._call("DELETE", f"{self._path}?reason=kvguard+sweep+ended")
+            self._mode = ""
+
+    def refuse_override(self) -> None:
+        """Refuses to start where an operator's switch is in force for the scope: it would be lost.
+
+        Raises:
+            SweepError: there is one.
+        """
+        for item in self._call("GET", "/v1/offload")["overrides"]:
+            if quote(item["scope"]) == self._path.removeprefix("/v1/offload/"):
+                raise SweepError(f"a switch is in force for {item['scope']}: {item['mode']}; clear it first")
+
+    def record(self, request_id: str) -> dict[str, Any]:
+        """What kvguard knows of a request; waits until it has it.
+
+        Raises:
+            SweepError: it never came.
+        """
+        end = time.monotonic() + RECORD_SECONDS
+        while True:
+            response = self._http.get(f"/v1/requests/{quote(request_id, safe='')}")
+            if response.is_success:
+                found: dict[str, Any] = response.json()["requests"][0]
+                return found
+            if response.status_code != 404 or time.monotonic() > end:
+                raise SweepError(
+                    f"kvguard has no record of {request_id} ({response.status_code}): is the hook on in this vLLM, and"
+                    " are request ids (KVGUARD_REQUEST_IDS) on?"
+                )
+            time.sleep(0.1)
+
+    def inflection(self) -> dict[str, Any] | None:
+        """What the service estimates from the same traffic, or None where it does not answer."""
+        response = self._http.get("/v1/inflection")
+        return dict(response.json()) if response.is_success else None
+
+    def rtt(self) -> float | None:
+        """The idle round-trip time that the service's probes measure now, seconds; None without probes."""
+        response = self._http.get("/v1/probes")
+        if not response.is_success:
+            return None
+        found = [item.get("idle_seconds") for item in response.json().get("targets", [])]
+        known = [value for value in found if value is not None]
+        return min(known) if known else None
+
+    def _call(self, method: str, path: str, **more: Any) -> Any:
+        try:
+            response = self._http.request(method, path, **more)
+        except httpx2.HTTPError as error:
+            raise SweepError(f"kvguard does not answer: {error}") from None
+        if not response.is_success:
+            raise SweepError(f"kvguard answered {response.status_code} to {method} {path}: {response.text[:300]}")
+        return response.json()
