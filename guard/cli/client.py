@@ -20,7 +20,7 @@ class Client:
         if not first.startswith(("http://", "https://")):
             fail(f"{endpoint!r} is not a URL", "give --endpoint http://HOST:PORT or set KVGUARD_ENDPOINT", code=USAGE)
         self.endpoint = first
-        headers = {"Authorization": f"Bearer {_token(token_file)}"} if token_file else {}
+        headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
         verify: ssl.SSLContext | bool = True
         if ca_file:
             try:
@@ -75,7 +75,8 @@ def _problem(response: httpx2.Response) -> tuple[str, str]:
     return text, hints.get(response.status_code, "")
 
 
-def _token(path: Path) -> str:
+def read_token(path: Path) -> str:
+    """The token or key that a file holds; ends the command where it holds none."""
     try:
         token = path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

@@ -29,9 +29,7 @@ class Piece(NamedTuple):
 class Pipe:
     """One direction of a connection: a reader that stamps pieces with their due time, a writer that waits for it."""
 
-    def __init__(
-        self, source: socket.socket, target: socket.socket, stamp: Callable[[bytes], Iterable[Piece]]
-    ) -> None:
+    def __init__(self, source: socket.socket, target: socket.socket, stamp: Callable[[bytes], Iterable[Piece]]) -> None:
         self._source, self._target, self._stamp = source, target, stamp
         self._queue: queue.Queue[Piece] = queue.Queue()
         for run in (self._read, self._write):

@@ -55,11 +55,14 @@ class Service:
         """Refuses to start where an operator's switch is in force for the scope: it would be lost.
 
         Raises:
-            SweepError: there is one.
+            SweepError: there is one, or kvguard does not answer.
         """
-        for item in self._call("GET", "/v1/offload")["overrides"]:
-            if quote(item["scope"]) == self._path.removeprefix("/v1/offload/"):
-                raise SweepError(f"a switch is in force for {item['scope']}: {item['mode']}; clear it first")
+        response = self._send("GET", self._path)
+        if response.is_success:
+            there = response.json()
+            raise SweepError(f"a switch is in force for {there['scope']}: {there['mode']}; clear it first")
+        if response.status_code != 404:
+            raise SweepError(f"kvguard answered {response.status_code}: {response.text[:300]}")
 
     def record(self, request_id: str) -> dict[str, Any]:
         """What kvguard knows of a request; waits until it has it.
@@ -69,7 +72,7 @@ class Service:
         """
         end = time.monotonic() + RECORD_SECONDS
         while True:
-            response = self._http.get(f"/v1/requests/{quote(request_id, safe='')}")
+            response = self._send("GET", f"/v1/requests/{quote(request_id, safe='')}")
             if response.is_success:
                 found: dict[str, Any] = response.json()["requests"][0]
                 return found
@@ -82,23 +85,17 @@ class Service:
 
     def inflection(self) -> dict[str, Any] | None:
         """What the service estimates from the same traffic, or None where it does not answer."""
-        response = self._http.get("/v1/inflection")
+        response = self._send("GET", "/v1/inflection")
         return dict(response.json()) if response.is_success else None
 
-    def rtt(self) -> float | None:
-        """The idle round-trip time that the service's probes measure now, seconds; None without probes."""
-        response = self._http.get("/v1/probes")
-        if not response.is_success:
-            return None
-        found = [item.get("idle_seconds") for item in response.json().get("targets", [])]
-        known = [value for value in found if value is not None]
-        return min(known) if known else None
-
     def _call(self, method: str, path: str, **more: Any) -> Any:
-        try:
-            response = self._http.request(method, path, **more)
-        except httpx2.HTTPError as error:
-            raise SweepError(f"kvguard does not answer: {error}") from None
+        response = self._send(method, path, **more)
         if not response.is_success:
             raise SweepError(f"kvguard answered {response.status_code} to {method} {path}: {response.text[:300]}")
         return response.json()
+
+    def _send(self, method: str, path: str, **more: Any) -> httpx2.Response:
+        try:
+            return self._http.request(method, path, **more)
+        except httpx2.HTTPError as error:
+            raise SweepError(f"kvguard does not answer: {error or type(error).__name__}") from None
