@@ -62,7 +62,7 @@ class Pipe:
 
 
 class DelayProxy:
-    """Listens on `listen` and passes connections on to `target`, both (host, port); port 0 takes a free one.
+    """Listens on `listen` and passes connections on to `target`, both (host, port); port 0 takes a free one: `port`.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -73,13 +73,9 @@ class DelayProxy:
         self._target = target
         family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self._listener = socket.create_server(listen, family=family, backlog=128)
+        self.port = int(self._listener.getsockname()[1])
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, name="kvguard-sweep-proxy", daemon=True).start()
-
-    @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return int(self._listener.getsockname()[1])
 
     def __enter__(self) -> Self:
         return self

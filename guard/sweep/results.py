@@ -57,6 +57,8 @@ class Results:
             self._open(plan, facts)
         except OSError as error:
             raise SweepError(f"{directory}: {error.strerror or error}") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise SweepError(f"{directory} does not hold a sweep's results ({error}): name another --out") from None
 
     def add(self, measured: Measured) -> None:
         """Keeps a finished cell, on disk before this returns."""
@@ -78,13 +80,13 @@ class Results:
         else:
             path.write_text(json.dumps({"fingerprint": wanted, "plan": asdict(plan), **facts}, indent=2) + "\n")
         self.facts = json.loads(path.read_text("utf-8"))
-        if (self.directory / CELLS).exists():
-            for line in (self.directory / CELLS).read_text("utf-8").splitlines():
-                try:
-                    measured = _measured(json.loads(line))
-                except (ValueError, TypeError, KeyError):  # the last line of a run that was cut off
-                    continue
-                self.cells[measured.cell.key] = measured
+        path = self.directory / CELLS
+        if path.exists():
+            text = path.read_text("utf-8")
+            whole = text[: text.rfind("\n") + 1]  # a run that was cut off may have left half a line
+            if whole != text:
+                path.write_text(whole, "utf-8")
+            self.cells = {found.cell.key: found for found in map(_measured, map(json.loads, whole.splitlines()))}
 
 
 def load(directory: Path) -> tuple[dict[str, Any], list[Measured]]:

@@ -18,8 +18,6 @@ kept. A client that waits for each answer, as LMCache's native client does, sees
 asyncio because an event loop's timers are only good to a millisecond.
 """
 
-import ctypes
-import queue
 import socket
 import sys
 import threading
@@ -28,8 +26,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-PR_SET_TIMERSLACK = 29
-CHUNK = 1 << 18
+from guard.sweep.proxy import Piece, Pipe
 
 
 class State:
@@ -121,66 +118,36 @@ class CommandReader:
         return name, at
 
 
-class Pipe:
-    """One direction of one connection: a reader that stamps pieces with their due time, a writer that waits for it."""
+class Direction:
+    """What one direction of one connection does to what passes: counts, delays, holds back."""
 
-    def __init__(self, state: State, number: int, source: socket.socket, target: socket.socket, *, up: bool) -> None:
-        self._state, self._number, self._source, self._target, self._up = state, number, source, target, up
-        self._queue: queue.Queue[tuple[float, bytes, str]] = queue.Queue()
+    def __init__(self, state: State, number: int, *, up: bool) -> None:
+        self._state, self._number, self._up = state, number, up
+        self._commands = CommandReader()
         self._wire_free = 0.0
-        for run in (self._read, self._write):
-            threading.Thread(target=run, daemon=True).start()
 
-    def _read(self) -> None:
-        commands = CommandReader()
-        while data := _receive(self._source):
-            with self._state.lock:
-                self._state.counts["bytes_up" if self._up else "bytes_down"] += len(data)
-            for name, piece in commands.feed(data) if self._up else (("", data),):
-                self._enqueue(name, piece)
-        self._queue.put((0.0, b"", ""))
+    def stamp(self, data: bytes) -> Iterator[Piece]:
+        """Cuts it into commands (towards the store) and says when each may go on."""
+        with self._state.lock:
+            self._state.counts["bytes_up" if self._up else "bytes_down"] += len(data)
+        for name, piece in self._commands.feed(data) if self._up else (("", data),):
+            yield self._stamped(name, piece)
 
-    def _enqueue(self, name: str, piece: bytes) -> None:
+    def _stamped(self, name: str, piece: bytes) -> Piece:
         state, due = self._state, time.monotonic()
         if state.bytes_per_second:
             due = self._wire_free = max(due, self._wire_free) + len(piece) / state.bytes_per_second
         due += state.rtt_us / 2e6
-        held = ""
-        if name:
-            delay = state.delays_us.get(name, 0)
-            if delay:
-                due += delay / 1e6
-                held = name
-                state.hold(name)
-            with state.lock:
-                state.commands[name] += 1
-                state.commands[f"c{self._number}.{name}"] += 1
-        self._queue.put((due, piece, held))
-
-    def _write(self) -> None:
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1)  # sleeps end within microseconds, not the default 50
-        while True:
-            due, piece, held = self._queue.get()
-            if (wait := due - time.monotonic()) > 0:
-                time.sleep(wait)
-            if held:
-                self._state.release(held)
-            try:
-                if not piece:
-                    self._target.shutdown(socket.SHUT_WR)
-                    return
-                self._target.sendall(piece)
-            except OSError:
-                for sock in (self._source, self._target):
-                    sock.close()
-                return
-
-
-def _receive(sock: socket.socket) -> bytes:
-    try:
-        return sock.recv(CHUNK)
-    except OSError:
-        return b""
+        if not name:
+            return Piece(due, piece)
+        with state.lock:
+            state.commands[name] += 1
+            state.commands[f"c{self._number}.{name}"] += 1
+        delay = state.delays_us.get(name, 0)
+        if not delay:
+            return Piece(due, piece)
+        state.hold(name)
+        return Piece(due + delay / 1e6, piece, lambda: state.release(name))
 
 
 def serve_control(state: State, path: Path) -> None:
@@ -214,8 +181,9 @@ def main(listen_port: str, target_host: str, target_port: str, control: str) -> 
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with state.lock:
             state.counts["connections"] += 1
-        Pipe(state, state.counts["connections"], client, server, up=True)
-        Pipe(state, state.counts["connections"], server, client, up=False)
+            number = state.counts["connections"]
+        Pipe(client, server, Direction(state, number, up=True).stamp)
+        Pipe(server, client, Direction(state, number, up=False).stamp)
 
 
 if __name__ == "__main__":

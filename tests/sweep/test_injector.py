@@ -1,0 +1,173 @@
+import socket
+import subprocess
+import sys
+import threading
+import time
+from statistics import median
+
+import pytest
+
+from guard.errors import ConfigError, SweepError
+from guard.sweep import injector
+from guard.sweep.proxy import DelayProxy
+
+
+@pytest.fixture
+def echo():
+    """An echo server: what a store is to a proxy."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                threading.Thread(target=answer, args=(client,), daemon=True).start()
+
+        def answer(client: socket.socket) -> None:
+            with client:
+                while data := client.recv(65536):
+                    client.sendall(data)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def trip(sock: socket.socket, data: bytes = b"x") -> float:
+    began = time.monotonic()
+    sock.sendall(data)
+    left = len(data)
+    while left:
+        left -= len(sock.recv(65536))
+    return time.monotonic() - began
+
+
+def test_proxy_adds_a_round_trip_and_takes_it_away(echo):
+    with DelayProxy(("127.0.0.1", 0), echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port)) as sock:
+        near = min(trip(sock) for _ in range(5))
+        proxy.rtt_seconds = 0.05
+        far = [trip(sock) for _ in range(5)]
+        proxy.rtt_seconds = 0.0
+        again = min(trip(sock) for _ in range(5))
+    assert min(far) >= 0.05  # never less than what was asked for
+    assert near < 0.05
+    assert again < 0.05
+
+
+def test_proxy_delays_overlap(echo):
+    with DelayProxy(("127.0.0.1", 0), echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port)) as sock:
+        proxy.rtt_seconds = 0.1
+        began = time.monotonic()
+        for number in range(10):
+            sock.sendall(bytes([number]) * 100)
+            time.sleep(0.001)
+        got = b""
+        while len(got) < 1000:
+            got += sock.recv(65536)
+        assert time.monotonic() - began < 10 * 0.1  # one after the other they would take ten round trips
+        assert got == b"".join(bytes([number]) * 100 for number in range(10))
+
+
+def test_proxy_ends_its_connections(echo):
+    proxy = DelayProxy(("127.0.0.1", 0), echo)
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as sock:
+        trip(sock)
+        proxy.close()
+        assert sock.recv(10) == b""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+
+
+def test_proxy_without_a_store_hangs_up():
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        nobody = unused.getsockname()
+    with (
+        DelayProxy(("127.0.0.1", 0), nobody) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as sock,
+    ):
+        assert sock.recv(10) == b""
+
+
+def test_command_gets_the_round_trip_time(tmp_path):
+    out = tmp_path / "out"
+    made = injector.parse(f"command:{sys.executable} -c \"open(r'{out}','a').write('{{us}} {{ms}};')\"")
+    made.set(0.0015)
+    made.restore()
+    assert out.read_text() == "1500 1.5;0 0;"
+
+
+def test_a_command_that_fails_says_so():
+    made = injector.parse(f"command:{sys.executable} -c \"raise SystemExit('no such device {{us}}')\"")
+    with pytest.raises(SweepError, match="exit code 1: no such device 200"):
+        made.set(0.0002)
+    with pytest.raises(SweepError, match="No such file"):
+        injector.parse("command:/no/such/program {us}").set(0.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "proxy", "proxy:1.2.3.4:5", "proxy:a=b", "proxy:127.0.0.1:99999=h:1", "netem:", "command:true", "tc"]
+)
+def test_an_injector_that_is_none_is_a_usage_error(text):
+    with pytest.raises(ConfigError, match="injector"):
+        injector.parse(text)
+
+
+def test_no_injector_measures_one_tier_only():
+    made = injector.parse("none")
+    made.set(0.0)
+    with pytest.raises(SweepError, match="--injector"):
+        made.set(0.001)
+
+
+def test_an_address_in_use_is_said(echo):
+    with pytest.raises(SweepError, match="cannot listen on"):
+        injector.parse(f"proxy:{echo[0]}:{echo[1]}=127.0.0.1:1")
+
+
+def test_ipv6_addresses():
+    assert injector.address("[::1]:6379") == ("::1", 6379)
+    assert injector.address("redis.svc:6379") == ("redis.svc", 6379)
+
+
+def test_netem_in_a_namespace_of_its_own(needs):
+    """Delays a device by tc, and leaves the device as it was."""
+    needs("tc", "unshare", "ip", root=True)
+    code = """
+import subprocess, sys
+from guard.sweep import injector
+run = lambda *c: subprocess.run(c, check=True, capture_output=True, text=True).stdout
+run("ip", "link", "set", "lo", "up")
+made = injector.parse("netem:lo")
+made.set(0.003)
+assert "delay 3ms" in run("tc", "qdisc", "show", "dev", "lo")
+try:
+    injector.parse("netem:lo")
+except Exception as error:
+    assert "netem qdisc already" in str(error)
+else:
+    raise SystemExit("a second netem was accepted")
+made.restore(); made.restore()
+assert "netem" not in run("tc", "qdisc", "show", "dev", "lo")
+"""
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    if "Specified qdisc kind is unknown" in done.stderr or "qdisc kind is unknown" in done.stderr:
+        pytest.skip("this kernel has no netem")
+    assert done.returncode == 0, done.stderr
+
+
+def test_median_of_the_proxys_delay_is_what_was_asked_for(echo):
+    """Against a pair of round trips with and without, taken in turn, so that a busy machine slows both."""
+    with DelayProxy(("127.0.0.1", 0), echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port)) as sock:
+        added = []
+        for _ in range(15):
+            proxy.rtt_seconds = 0.0
+            without = trip(sock)
+            proxy.rtt_seconds = 0.02
+            added.append(trip(sock) - without)
+    assert median(added) == pytest.approx(0.02, rel=0.5)
