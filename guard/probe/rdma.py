@@ -71,6 +71,7 @@ class RdmaProber:
         self._backoff = BACKOFF_SECONDS[0]
         self._problem = ""
         self._told: list[str] = []
+        self.starts = 0
 
     @property
     def pid(self) -> int | None:
@@ -89,7 +90,7 @@ class RdmaProber:
             host = self._dialer.addresses()[0][1][0]
             program.send({**self._options, "host": host, "port": self._endpoint.port, "count": count,
                           "timeout": timeout, "budget": max(0.1, deadline - self._clock())})  # fmt: skip
-            answer = program.receive(deadline + GRACE_SECONDS)
+            answer = program.receive(deadline - self._clock() + GRACE_SECONDS)
         except ProgramError as error:
             return self._stop(f"the verbs program failed: {error}")
         except OSError as error:
@@ -111,10 +112,11 @@ class RdmaProber:
         """The program once it is ready; None, with `_problem` set, while it is not or where it cannot be."""
         while True:
             if self._program is None:
+                self.starts += 1
                 self._program, self._started = Program(command(self._python, "measure"), environment()), self._clock()
             if self._ready:
                 return self._program
-            hello = self._program.receive(deadline)
+            hello = self._program.receive(deadline - self._clock())
             if hello is None:
                 self._problem = f"starting {self._python}"
                 if self._clock() - self._started > START_SECONDS:
@@ -159,7 +161,7 @@ def _words(answer: Mapping[str, Any]) -> str:
     return f"{answer.get('code')}: {answer.get('message')}" + (f". {hint}" if (hint := answer.get("hint")) else "")
 
 
-def make(target: Target) -> Prober:
+def make(target: Target, clock: Callable[[], float] = time.monotonic) -> Prober:
     """The prober of a target."""
     endpoint = parse(target, {"rdma": DEFAULT_PORT})
     completion = target.text("completion", "poll")
@@ -175,7 +177,7 @@ def make(target: Target) -> Prober:
         "event": completion == "event",
     }
     candidates = interpreters(interpreter)
-    return RdmaProber(Dialer(endpoint, target.resolve), endpoint, options, candidates)
+    return RdmaProber(Dialer(endpoint, target.resolve), endpoint, options, candidates, clock)
 
 
 # A READ and its answer, each with the acknowledgements of iWARP's TCP connection.

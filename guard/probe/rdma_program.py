@@ -57,12 +57,13 @@ class Program:
         except OSError:
             raise ProgramError(self._how_it_ended()) from None
 
-    def receive(self, deadline: float) -> dict[str, Any] | None:
-        """The program's next message; None where there is none by `deadline` (monotonic seconds).
+    def receive(self, seconds: float) -> dict[str, Any] | None:
+        """The program's next message; None where none comes within `seconds`.
 
         Raises:
             ProgramError: the program has ended, or says what is no JSON object.
         """
+        deadline = time.monotonic() + seconds
         while b"\n" not in self._held:
             ready = self._selector.select(max(0.0, deadline - time.monotonic()))
             if not ready:
