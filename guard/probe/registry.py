@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from guard.errors import ConfigError
-from guard.probe import resp
+from guard.probe import rdma, resp
 from guard.probe.prober import Kind, Prober, Target
 
-PROBERS: Final[Mapping[str, Kind]] = {"resp": resp.KIND}
+PROBERS: Final[Mapping[str, Kind]] = {"rdma": rdma.KIND, "resp": resp.KIND}
 
 
 def make(target: Target) -> Prober:
