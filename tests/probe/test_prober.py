@@ -53,7 +53,7 @@ def test_order_of_the_statistics(values):
 @pytest.mark.parametrize(
     ("target", "key", "text"),
     [
-        (Target(target="h:1", prober="pong"), "prober", "not one of resp"),
+        (Target(target="h:1", prober="pong"), "prober", "not one of .*resp"),
         (Target(target="h:1", prober="resp", options={"pasword_file": "x"}), "pasword_file", "unknown key for prober"),
         (Target(target="h:1", prober="resp", options={"password_file": 3}), "password_file", "not text"),
         (Target(target="h:1", prober="resp", options={"password_file": "/nowhere"}), "password_file", "No such file"),
