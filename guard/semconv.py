@@ -207,7 +207,8 @@ PROBES_TOTAL: Final = Metric(
 )  # fmt: skip
 INFLECTION_RTT: Final = Metric(
     "kvguard_inflection_rtt_seconds", "gauge",
-    "RTT of departure, break-even and knee (kind): estimate and ends of its 95 % interval (bound: value, low, high).",
+    "RTT of departure, break-even and knee, and the idle RTT now and its floor (kind: departure, break-even, knee, now,"
+    " floor): estimate and ends of its 95 % interval (bound: value, low, high).",
     ("model_name", "backend", "class", "kind", "bound", "source"),
 )  # fmt: skip
 VERDICT: Final = Metric(
@@ -219,7 +220,8 @@ EVENTS_TOTAL: Final = Metric(
     ("kind",),
 )  # fmt: skip
 CONTROLLER_STATE: Final = Metric(
-    "kvguard_controller_state", "gauge", "1 for the state of the controller (open, limited, bypass, half-open).",
+    "kvguard_controller_state", "gauge",
+    "1 for the state of the controller (open, limited, bypass, half-open); other states have no series.",
     (*_PER_ENGINE_BACKEND, "state"),
 )  # fmt: skip
 READS_LIMIT: Final = Metric(
@@ -236,6 +238,10 @@ SLA_TTFT: Final = Metric(
     "kvguard_sla_ttft_seconds", "gauge", "Bound on TTFT that the objective sets at its percentile.",
     ("model_name", "class", "percentile"),
 )  # fmt: skip
+SLA_BUDGET: Final = Metric(
+    "kvguard_sla_budget_ratio", "gauge", "Share of requests that the objective lets miss its bound: 1 - percentile.",
+    ("model_name", "class"),
+)  # fmt: skip
 SLA_ATTAINABLE: Final = Metric(
     "kvguard_sla_attainable", "gauge",
     "0 where neither remote nor recompute is projected to meet the objective, else 1.",
@@ -246,7 +252,8 @@ DECISIONS_TOTAL: Final = Metric(
     ("model_name", "engine_id", "backend", "decision", "reason"),
 )  # fmt: skip
 OFFLOAD_MODE: Final = Metric(
-    "kvguard_offload_mode", "gauge", "1 for the mode that is asked of this engine and backend, else 0.",
+    "kvguard_offload_mode", "gauge",
+    "1 for the mode that is asked of this engine and backend; other modes have no series.",
     ("model_name", "engine_id", "backend", "mode"),
 )  # fmt: skip
 DIRECTIVE_AGE: Final = Metric(
@@ -294,7 +301,8 @@ METRICS: Final = (
     KV_LOOKUP_DURATION, KV_FETCH_DURATION, KV_MISS_LATENCY, KV_EXPOSED_WAIT, KV_FETCH_BYTES, KV_FETCH_INFLIGHT,
     KV_FETCH_OLDEST_AGE, TTFT_SECONDS, TTFT_RESIDUAL, TTFT_PROJECTED, PROJECTION_ERROR, RTT_SECONDS, RTT_IDLE,
     PROBES_TOTAL, INFLECTION_RTT, VERDICT, EVENTS_TOTAL, CONTROLLER_STATE, READS_LIMIT, SLA_REQUESTS, SLA_TTFT,
-    SLA_ATTAINABLE, DECISIONS_TOTAL, OFFLOAD_MODE, DIRECTIVE_AGE, ENGINE_INFO, HOOK_RECORDS_DROPPED, HOOK_ERRORS_TOTAL,
-    INGEST_SPANS, INGEST_REQUESTS, INGEST_ORPHANS, INGEST_LOST, FORWARD_SPANS, JOIN_PENDING, LOOP_LAST_RUN, BUILD_INFO,
+    SLA_BUDGET, SLA_ATTAINABLE, DECISIONS_TOTAL, OFFLOAD_MODE, DIRECTIVE_AGE, ENGINE_INFO, HOOK_RECORDS_DROPPED,
+    HOOK_ERRORS_TOTAL, INGEST_SPANS, INGEST_REQUESTS, INGEST_ORPHANS, INGEST_LOST, FORWARD_SPANS, JOIN_PENDING,
+    LOOP_LAST_RUN, BUILD_INFO,
 )  # fmt: skip
 """Every metric that the service exposes, in the order of docs/metrics.md."""

@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-from prometheus_client.exposition import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
-from guard import metrics as module
 from guard import semconv
-from guard.metrics import IDLE_SECONDS, LABEL_LIMITS, SERIES_LIMIT, Telemetry
+from guard.metrics import IDLE_SECONDS, LABEL_LIMITS, SCRAPE_SAMPLES, Telemetry
 from guard.wire import FetchRecord, RequestRecord
 
 
@@ -93,15 +91,44 @@ def test_what_does_not_count(telemetry: Telemetry) -> None:
     assert total(telemetry, "kvguard_decisions_total") == 2
 
 
-def test_the_text_says_the_same(telemetry: Telemetry) -> None:
+def test_openmetrics_says_the_same(telemetry: Telemetry) -> None:
     telemetry.observe(record())
-    text = generate_latest(telemetry.registry).decode()
+    telemetry.observe(record(model='a"b\\c', ttft=7.5))
     parsed = {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
+        for family in openmetrics_families(telemetry.render(openmetrics=True).decode())
         for sample in family.samples
     }
     assert parsed == samples(telemetry)
+    assert total(telemetry, "kvguard_ttft_seconds_count", model_name='a"b\\c') == 1
+
+
+def exemplars(telemetry: Telemetry, name: str) -> dict[str, tuple[str, float, float]]:
+    found = {
+        sample.labels["le"]: sample.exemplar
+        for family in openmetrics_families(telemetry.render(openmetrics=True).decode())
+        for sample in family.samples
+        if sample.name == f"{name}_bucket" and sample.exemplar
+    }
+    return {edge: (one.labels["trace_id"], one.value, float(one.timestamp)) for edge, one in found.items()}
+
+
+def test_exemplars_name_the_trace_of_the_last_value_in_a_bucket(telemetry: Telemetry) -> None:
+    telemetry.observe(record(trace_id="a" * 32))
+    telemetry.observe(record(trace_id="b" * 32, ttft=0.45, arrival_ns=7_000_000_000))
+    telemetry.observe(record(trace_id="c" * 32, ttft=3.5, arrival_ns=8_000_000_000))
+    assert exemplars(telemetry, "kvguard_ttft_seconds") == {
+        "0.5": ("b" * 32, 0.45, 7.45), "5.0": ("c" * 32, 3.5, 11.5),
+    }  # fmt: skip
+    assert exemplars(telemetry, "kvguard_kv_fetch_duration_seconds") == {"0.2": ("c" * 32, 0.2, 0.2)}
+    assert "trace_id" not in telemetry.render().decode()
+
+
+@pytest.mark.parametrize("trace_id", ["", "x" * 65, 'a"} 1', "é"])
+def test_a_trace_id_that_is_none_makes_no_exemplar(telemetry: Telemetry, trace_id: str) -> None:
+    telemetry.observe(record(trace_id=trace_id))
+    assert exemplars(telemetry, "kvguard_ttft_seconds") == {}
+    assert total(telemetry, "kvguard_ttft_seconds_count") == 1
 
 
 def test_every_metric_is_exposed_with_its_type_and_help(telemetry: Telemetry) -> None:
@@ -112,7 +139,7 @@ def test_every_metric_is_exposed_with_its_type_and_help(telemetry: Telemetry) ->
 
 
 def test_labels_are_bounded_whatever_comes(telemetry: Telemetry) -> None:
-    for number in range(2000):
+    for number in range(1500):
         telemetry.observe(
             record(
                 model=f"m{number}", engine_id=f"e{number}", backend=f"b{number}", class_=f"c{number}",
@@ -126,19 +153,69 @@ def test_labels_are_bounded_whatever_comes(telemetry: Telemetry) -> None:
             series += 1
             for name, value in sample.labels.items():
                 values.setdefault(name, set()).add(value)
-    assert series < 200_000
+    assert series < SCRAPE_SAMPLES
     for name, limit in LABEL_LIMITS.items():
         assert len(values.get(name, ())) <= limit + 1, name
-    assert len(telemetry._tables["kvguard_ttft_seconds"].rows) <= SERIES_LIMIT + 1
-    assert sum(sum(row[:-1]) for row in telemetry._tables["kvguard_ttft_seconds"].rows.values()) == 2000
+    assert total(telemetry, "kvguard_ttft_seconds_count") == 1500
 
 
-def test_the_cross_product_of_labels_is_bounded(telemetry: Telemetry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SERIES_LIMIT", 50)
-    for number in range(400):
-        telemetry.observe(record(engine_id=f"e{number % 20}", backend=f"b{number // 20}"))
-    assert len([key for key in samples(telemetry) if key[0] == "kvguard_ttft_seconds_count"]) == 51
-    assert total(telemetry, "kvguard_ttft_seconds_count", engine_id="other", backend="other") == 350
+def test_what_finds_no_room_is_folded_over_engines_first(telemetry: Telemetry) -> None:
+    for number in range(900):
+        telemetry.observe(record(engine_id=f"e{number}", backend=f"b{number % 3}"))
+    assert [total(telemetry, "kvguard_ttft_seconds_count", backend=f"b{n}") for n in range(3)] == [300] * 3
+    found = samples(telemetry)
+    by_engine = {
+        dict(pairs)["engine_id"]: n for (name, pairs), n in found.items() if name == "kvguard_ttft_seconds_count"
+    }
+    assert by_engine["e0"] == 1
+    assert "e899" not in by_engine
+
+
+def test_gauges_leave_less_for_histograms_and_series_end_rather_than_jump(clock: Turned) -> None:
+    gauges: list[Any] = []
+    telemetry = Telemetry(clock, lambda: gauges)
+    for number in range(300):
+        telemetry.observe(record(engine_id=f"e{number}"))
+    own = len([key for key in samples(telemetry) if key[0] == "kvguard_ttft_seconds_count"])
+    for metric in (semconv.KV_FETCH_INFLIGHT, semconv.KV_FETCH_OLDEST_AGE, semconv.CONTROLLER_STATE):
+        more = ("open",) if metric is semconv.CONTROLLER_STATE else ()
+        gauges += [(metric, ("m", f"e{n % 1000}", f"b{n // 1000}", *more), 1.0) for n in range(4000)]
+    gauges += [(semconv.OFFLOAD_MODE, ("m", f"e{n % 1000}", f"b{n // 1000}", "on"), 1.0) for n in range(4000)]
+    gauges += [(semconv.SLA_ATTAINABLE, ("m", f"e{n % 1000}", f"b{n // 1000}"), 1.0) for n in range(4000)]
+    telemetry.render()
+    telemetry.forget_idle()
+    assert len(samples(telemetry)) < SCRAPE_SAMPLES
+    left = len([key for key in samples(telemetry) if key[0] == "kvguard_ttft_seconds_count"])
+    assert 10 < left < own
+    before = total(telemetry, "kvguard_ttft_seconds_count", engine_id="other")
+    for number in range(300):
+        telemetry.observe(record(engine_id=f"e{number}"))
+    assert 0 < total(telemetry, "kvguard_ttft_seconds_count", engine_id="other") - before <= 300
+
+
+def test_gauges_past_their_limit_are_summed_or_the_worst_is_kept(clock: Turned) -> None:
+    numbers = range(6000)
+    telemetry = Telemetry(
+        clock,
+        lambda: [
+            *((semconv.KV_FETCH_INFLIGHT, ("m", f"e{n % 1000}", f"b{n // 1000}"), 1.0) for n in numbers),
+            *((semconv.KV_FETCH_OLDEST_AGE, ("m", f"e{n % 1000}", f"b{n // 1000}"), float(n)) for n in numbers),
+            *((semconv.SLA_ATTAINABLE, ("m", f"e{n % 1000}", f"b{n // 1000}"), float(n != 5999)) for n in numbers),
+        ],
+    )  # fmt: skip
+    assert total(telemetry, "kvguard_kv_fetch_inflight") == 6000
+    found = samples(telemetry)
+    folded = (("backend", "b5"), ("engine_id", "other"), ("model_name", "m"))
+    assert found["kvguard_kv_fetch_oldest_age_seconds", folded] == 5999
+    assert found["kvguard_sla_attainable", folded] == 0
+    assert len([key for key in found if key[0] == "kvguard_kv_fetch_inflight"]) <= 4096 + 6
+
+
+def test_one_value_of_a_histogram_that_is_no_request(telemetry: Telemetry) -> None:
+    for value in (0.0002, -1.0, float("nan"), float("inf")):
+        telemetry.observe_value(semconv.RTT_SECONDS, "resp", "redis:6379", value=value)
+    assert total(telemetry, "kvguard_rtt_seconds_bucket", le="0.0002") == 1
+    assert total(telemetry, "kvguard_rtt_seconds_count", prober="resp", target="redis:6379") == 1
 
 
 @pytest.mark.parametrize("value", ["x" * 257, "a\nb", "\x00"])

@@ -159,8 +159,7 @@ class Runtime:
             for backend in poll.backends:
                 override = self.switches.overrides.resolve(poll.engine_id, poll.model, backend, now)
                 asked = override.mode if override else semconv.MODE_AUTO
-                for mode in semconv.MODES:
-                    yield semconv.OFFLOAD_MODE, (poll.model, poll.engine_id, backend, mode), float(mode == asked)
+                yield semconv.OFFLOAD_MODE, (poll.model, poll.engine_id, backend, asked), 1.0
         yield semconv.JOIN_PENDING, (), float(self.joiner.pending)
         yield semconv.LOOP_LAST_RUN, (), self.ticked[1]
 

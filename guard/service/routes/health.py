@@ -30,10 +30,11 @@ async def readyz(request: Request) -> Response:
 
 @router.get("/metrics", dependencies=[Depends(require("read"))])
 async def metrics(request: Request) -> Response:
-    """Prometheus or OpenMetrics text."""
+    """Prometheus text, or OpenMetrics (which has exemplars) where the client accepts it."""
     runtime: Runtime = request.app.state.runtime
-    encoder, content_type = choose_encoder(request.headers.get("accept", ""))
-    body = await asyncio.to_thread(encoder, runtime.telemetry.registry)
+    _, content_type = choose_encoder(request.headers.get("accept", ""))
+    openmetrics = content_type.startswith("application/openmetrics-text")
+    body = await asyncio.to_thread(runtime.telemetry.render, openmetrics=openmetrics)
     return Response(body, headers={"Content-Type": content_type})
 
 
