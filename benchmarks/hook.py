@@ -13,6 +13,7 @@ from typing import Any
 
 from guard import gate
 from guard.connectors import UNKNOWN
+from guard.costs import Traffic
 from guard.hook.adapters.base import Adapter
 from guard.hook.connector import guarded
 from guard.hook.recorder import Recorder
@@ -26,6 +27,7 @@ CALLS = 4000
 GATE_GOAL = 2.0
 RECORD_GOAL = 1.0
 DIRECTIVE = Directive(id="bench", engine_id="bench:8000/0", backend="bench", mode="on")
+TRAFFIC = Traffic(3, 3 << 21, 8, 2, 6000, 0.01)
 
 
 class Bare:
@@ -116,8 +118,8 @@ def _median(work: Callable[[], None]) -> float:
 
 def _gate() -> None:
     for _ in range(CALLS):
-        gate.admit_lookup(DIRECTIVE, UNKNOWN, prompt_tokens=2000, local_tokens=0, inflight=3, draw=0.5)
-        gate.admit_load(DIRECTIVE, UNKNOWN, matched_tokens=1024, matched_bytes=1 << 21, inflight=3, draw=0.5)
+        gate.admit_lookup(DIRECTIVE, UNKNOWN, prompt_tokens=2000, local_tokens=0, traffic=TRAFFIC, draw=0.5)
+        gate.admit_load(DIRECTIVE, UNKNOWN, matched_tokens=1024, matched_bytes=1 << 21, traffic=TRAFFIC, draw=0.5)
 
 
 def _record() -> float:

@@ -1,17 +1,22 @@
 """The pure decision: may this request read remote KV? Values in, one value out; no clock, no I/O.
 
 Two gates, one set of rules. `admit_lookup` acts before the lookup, when the match is not known: it refuses where
-nothing that could be found would be used. `admit_load` acts when the match is known. A refusal is `skip` (the
-connector is not asked at all, where it tolerates that) or `decline` (it is asked, vLLM is told that nothing matched).
+nothing that could be found would be used, or what is expected to be found does not pay. `admit_load` acts when the
+match is known. A refusal is `skip` (the connector is not asked at all, where it tolerates that) or `decline` (it is
+asked, vLLM is told that nothing matched).
 
-Without a directive everything is admitted: vLLM behaves as without kvguard. `observe` admits everything too and tells
-in the reason what `auto` would have done. A hand-off between prefill and decode engines is never refused.
+Without a directive everything is admitted: vLLM behaves as without kvguard. `on` and `off` are the operator's word;
+`on` still does not send a request into a second load after one that failed. `auto` obeys limits, projections, and what
+the hook saw itself in the last seconds (`guard.pace`). `observe` admits everything too and tells in the reason what
+`auto` would have done. A hand-off between prefill and decode engines is never refused.
 """
 
 from typing import Final, NamedTuple
 
 from guard import semconv
-from guard.connectors import Capability
+from guard.classes import class_of
+from guard.connectors import LOAD_SYNC, Capability
+from guard.costs import IDLE, Comparison, Traffic
 from guard.wire import Directive
 
 NO_DIRECTIVE: Final = "no-directive"
@@ -19,23 +24,37 @@ ON: Final = "on"
 OFF: Final = "off"
 AUTO: Final = "auto"
 OBSERVE: Final = "observe"
+BYPASS: Final = "bypass"  # the controller keeps everybody out
+BREAKER: Final = "breaker"  # reads failed one after another, seen by the hook itself
 MIN_TOKENS: Final = "min-tokens"
 MAX_INFLIGHT: Final = "max-inflight"
 MAX_BYTES: Final = "max-inflight-bytes"
+STALLED: Final = "stalled"  # loses by what the hook saw itself: a read in flight is late, or the last ones were slow
+PROJECTED: Final = "projected"  # remote is projected to cost more than recomputing
+SLA: Final = "sla"  # remote is projected to miss the objective and recomputing to meet it
 SHARE: Final = "share"
+HOLDOUT: Final = "holdout"  # recomputes so that both roads stay known
+TRICKLE: Final = "trickle"  # let through although refused, to see whether the refusal still holds
 HANDOFF: Final = "handoff"
 LOAD_FAILED: Final = "load-failed"
 UNUSABLE: Final = "unusable"  # vLLM would throw the match away, for example with prompt_logprobs
 MISS: Final = "miss"
 LOCAL: Final = "local"  # vLLM's own cache held it
 
-_LIMITS: Final = (MIN_TOKENS, MAX_INFLIGHT, MAX_BYTES, SHARE)
+_LIMITS: Final = (BYPASS, BREAKER, MIN_TOKENS, MAX_INFLIGHT, MAX_BYTES, STALLED, PROJECTED, SLA, SHARE)
 _WOULD: Final = {reason: f"would-{reason}" for reason in (*_LIMITS, LOAD_FAILED, UNUSABLE)}
+_TRICKLED: Final = frozenset((BYPASS, BREAKER, STALLED, PROJECTED, SLA, SHARE))
+"""Refusals that may have had their day."""
 
 REASONS: Final = (
-    NO_DIRECTIVE, ON, OFF, AUTO, OBSERVE, *_LIMITS, HANDOFF, LOAD_FAILED, UNUSABLE, MISS, LOCAL, *_WOULD.values(),
+    NO_DIRECTIVE, ON, OFF, AUTO, OBSERVE, *_LIMITS, HOLDOUT, TRICKLE, HANDOFF, LOAD_FAILED, UNUSABLE, MISS, LOCAL,
+    *_WOULD.values(),
 )  # fmt: skip
 """Every value that `kvguard.decision.reason` can take here: the label is bounded."""
+
+ALL_CLASSES: Final = "all"
+STATE_BYPASS: Final = "bypass"
+STATE_HALF_OPEN: Final = "half-open"
 
 
 class Decision(NamedTuple):
@@ -53,6 +72,7 @@ class Decision(NamedTuple):
 _ADMIT: Final = {reason: Decision(semconv.DECISION_REMOTE, reason) for reason in REASONS}
 _SKIP: Final = {reason: Decision(semconv.DECISION_SKIP, reason) for reason in REASONS}
 _DECLINE: Final = {reason: Decision(semconv.DECISION_DECLINE, reason) for reason in REASONS}
+_GUARDED: Final = (semconv.MODE_AUTO, semconv.MODE_OBSERVE)
 
 
 def admit_lookup(
@@ -61,14 +81,16 @@ def admit_lookup(
     *,
     prompt_tokens: int,
     local_tokens: int,
-    inflight: int = 0,
-    inflight_bytes: int = 0,
+    token_bytes: float = 0.0,
+    traffic: Traffic = IDLE,
     handoff: bool = False,
     load_failed: bool = False,
     unusable: bool = False,
+    broken: bool = False,
+    trickle_due: bool = False,
     draw: float = 0.0,
 ) -> Decision:
-    """Decides before the lookup. `draw` is uniform in [0, 1); sizes in tokens and bytes, in-flight reads as counts.
+    """Decides before the lookup. `draw` is uniform in [0, 1), the same at both gates; `broken` as `Pace.broken`.
 
     A connector that does not tolerate a skip is always admitted here; `admit_load` refuses it later.
     """
@@ -82,13 +104,25 @@ def admit_lookup(
     if mode == semconv.MODE_OFF:
         return _SKIP[OFF]
     if load_failed:
-        reason = "" if capability.ask_after_failure else LOAD_FAILED
-    elif unusable:
-        reason = UNUSABLE
-    else:
-        # At most all that is not local can match.
-        reason = _over_limit(directive, prompt_tokens - local_tokens, 0, inflight, inflight_bytes, draw)
-    return _verdict(mode, reason, _SKIP)
+        return _verdict(mode, "" if capability.ask_after_failure else LOAD_FAILED, _SKIP, False)
+    if unusable:
+        return _verdict(mode, UNUSABLE, _SKIP, False)
+    if mode not in _GUARDED:
+        return _ADMIT[mode]
+    # At most all that is not local can match.
+    reason = _over_limit(directive, prompt_tokens - local_tokens, 0, traffic, broken)
+    costs = directive.costs
+    if not reason and costs is not None:
+        expected = costs.classes.get(class_of(prompt_tokens, traffic.running)) or costs.classes.get(ALL_CLASSES)
+        if expected is not None:
+            reason = _loses(
+                costs.compare_lookup(
+                    prompt_tokens, local_tokens, expected, token_bytes or costs.bytes_per_token, traffic,
+                    sync=capability.load == LOAD_SYNC, blocks=capability.lookup_blocks,
+                ),
+                traffic,
+            )  # fmt: skip
+    return _verdict(mode, reason or _drawn(directive, draw), _SKIP, trickle_due)
 
 
 def admit_load(
@@ -97,13 +131,17 @@ def admit_load(
     *,
     matched_tokens: int,
     matched_bytes: int = 0,
-    inflight: int = 0,
-    inflight_bytes: int = 0,
+    prompt_tokens: int = 0,
+    local_tokens: int = 0,
+    traffic: Traffic = IDLE,
     handoff: bool = False,
     load_failed: bool = False,
+    broken: bool = False,
+    trickle_due: bool = False,
+    trickle: bool = False,
     draw: float = 0.0,
 ) -> Decision:
-    """Decides when the match is known: `matched_tokens` beyond what is local."""
+    """Decides when the match is known: `matched_tokens` beyond what is local. `trickle`: its lookup was one already."""
     if directive is None:
         return _ADMIT[NO_DIRECTIVE]
     if handoff or capability.handoff:
@@ -114,29 +152,66 @@ def admit_load(
     if mode == semconv.MODE_OFF:
         return _DECLINE[OFF]
     if load_failed:
-        reason = LOAD_FAILED
-    else:
-        reason = _over_limit(directive, matched_tokens, matched_bytes, inflight, inflight_bytes, draw)
-    return _verdict(mode, reason, _DECLINE)
+        return _verdict(mode, LOAD_FAILED, _DECLINE, False)
+    if mode not in _GUARDED:
+        return _ADMIT[mode]
+    if trickle:
+        return _ADMIT[TRICKLE]
+    reason = _over_limit(directive, matched_tokens, matched_bytes, traffic, broken)
+    costs = directive.costs
+    if not reason and costs is not None and prompt_tokens > 0:
+        size = matched_bytes or matched_tokens * costs.bytes_per_token
+        expected = costs.classes.get(class_of(prompt_tokens, traffic.running)) or costs.classes.get(ALL_CLASSES)
+        reason = _loses(
+            costs.compare_load(
+                prompt_tokens, local_tokens, matched_tokens, size, traffic, sync=capability.load == LOAD_SYNC,
+                bound=expected.bound if expected is not None else None,
+            ),
+            traffic,
+        )  # fmt: skip
+    return _verdict(mode, reason or _drawn(directive, draw), _DECLINE, trickle_due)
 
 
-def _over_limit(directive: Directive, tokens: int, size: int, inflight: int, inflight_bytes: int, draw: float) -> str:
+def _over_limit(directive: Directive, tokens: int, size: int, traffic: Traffic, broken: bool) -> str:
     """The first limit that is crossed, or an empty text. A limit on bytes lets one read through when none is open."""
     reads = directive.reads
     if tokens < reads.min_tokens:
         return MIN_TOKENS
-    if reads.max_inflight is not None and inflight >= reads.max_inflight:
+    if directive.state in (STATE_BYPASS, STATE_HALF_OPEN):
+        return BYPASS
+    if broken:
+        return BREAKER
+    if reads.max_inflight is not None and traffic.inflight >= reads.max_inflight:
         return MAX_INFLIGHT
-    if reads.max_inflight_bytes is not None and inflight and inflight_bytes + size > reads.max_inflight_bytes:
+    if (
+        reads.max_inflight_bytes is not None
+        and traffic.inflight
+        and traffic.inflight_bytes + size > reads.max_inflight_bytes
+    ):
         return MAX_BYTES
-    if draw >= reads.share:
-        return SHARE
     return ""
 
 
-def _verdict(mode: str, reason: str, refusals: dict[str, Decision]) -> Decision:
+def _loses(comparison: Comparison, traffic: Traffic) -> str:
+    verdict = comparison.verdict
+    if verdict and (traffic.overdue or traffic.slowdown > 1.0):
+        return STALLED
+    return verdict
+
+
+def _drawn(directive: Directive, draw: float) -> str:
+    """What the draw says: the lowest are held out, the highest are outside the share."""
+    reads = directive.reads
+    if draw >= reads.share:
+        return SHARE
+    return HOLDOUT if draw < reads.holdout else ""
+
+
+def _verdict(mode: str, reason: str, refusals: dict[str, Decision], trickle_due: bool) -> Decision:
     if not reason:
         return _ADMIT[mode]
     if mode == semconv.MODE_OBSERVE:
-        return _ADMIT[_WOULD[reason]]
+        return _ADMIT[_WOULD.get(reason, OBSERVE)]
+    if trickle_due and reason in _TRICKLED:
+        return _ADMIT[TRICKLE]
     return refusals[reason]

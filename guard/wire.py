@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from guard import semconv
+from guard.costs import Costs
 from guard.errors import WireError
 
 _TYPE_NAMES = {str: "text", int: "an integer", float: "a number", bool: "true or false", dict: "an object"}
@@ -38,13 +39,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """Limits on remote reads. None means no limit."""
+    """Limits on remote reads. None means no limit.
+
+    `holdout` is the share of requests that recompute so that both roads stay known. `trickle_seconds` lets one read
+    that is refused pass every so many seconds, to see whether the refusal still holds; None: none.
+    """
 
     max_inflight: int | None = None
     max_inflight_bytes: int | None = None
     min_tokens: int = 0
     share: float = 1.0
     holdout: float = 0.0
+    trickle_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,8 @@ class Directive:
     """What the service asks of the hook for one backend of one engine. It is a lease and expires.
 
     `ttl_seconds` is what is left of a manual override (None: no end); with `on_lease_expiry` = `keep` the hook goes on
-    applying it for that long after the lease has run out.
+    applying it for that long after the lease has run out. `fetch`, `prefill`, `classes` and `sla` hold the coefficients
+    of `guard.costs`; `costs` is what they mean, None where there are none.
     """
 
     id: str
@@ -71,6 +78,11 @@ class Directive:
     on_lease_expiry: str = semconv.LEASE_OPEN
     ttl_seconds: float | None = None
     schema: int = semconv.SCHEMA
+    costs: Costs | None = field(init=False, compare=False, repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        if self.fetch and self.prefill:
+            object.__setattr__(self, "costs", Costs(self.fetch, self.prefill, self.classes, self.sla))
 
     def to_json(self) -> dict[str, Any]:
         """The directive as the JSON object of the HTTP API."""
@@ -88,6 +100,7 @@ class Directive:
                 "min_tokens": self.reads.min_tokens,
                 "share": self.reads.share,
                 "holdout": self.reads.holdout,
+                "trickle_seconds": self.reads.trickle_seconds,
             },
             "fetch": dict(self.fetch),
             "prefill": dict(self.prefill),
@@ -127,6 +140,9 @@ class Directive:
                 min_tokens=_optional_count(reads, "min_tokens") or 0,
                 share=_number(reads, "share", 1.0, low=0.0, high=1.0),
                 holdout=_number(reads, "holdout", 0.0, low=0.0, high=1.0),
+                trickle_seconds=None
+                if reads.get("trickle_seconds") is None
+                else _number(reads, "trickle_seconds", 0.0, low=0.0, high=3600.0),
             ),
             fetch=_get(data, "fetch", dict, {}),
             prefill=_get(data, "prefill", dict, {}),

@@ -1,11 +1,13 @@
 """The decision, as a table: one line per rule and its neighbour that does not fire."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from guard import gate, semconv
 from guard.connectors import EXAMPLE, LMCACHE_MP, MOONCAKE_STORE, NIXL, OFFLOADING, UNKNOWN
+from guard.costs import Traffic
 from guard.gate import admit_load, admit_lookup
 from guard.wire import Directive, Reads
 
@@ -16,12 +18,20 @@ def directive(mode: str = semconv.MODE_AUTO, **reads: float) -> Directive:
     return replace(BASE, mode=mode, reads=Reads(**reads))
 
 
+def with_traffic(facts: dict[str, Any]) -> dict[str, Any]:
+    """The facts, those about traffic gathered into one."""
+    return {
+        "traffic": Traffic(**{key: facts[key] for key in Traffic._fields if key in facts}),
+        **{key: value for key, value in facts.items() if key not in Traffic._fields},
+    }
+
+
 def lookup(given: Directive | None, capability=LMCACHE_MP, **facts):
-    return admit_lookup(given, capability, **{"prompt_tokens": 4000, "local_tokens": 0, **facts})
+    return admit_lookup(given, capability, **with_traffic({"prompt_tokens": 4000, "local_tokens": 0, **facts}))
 
 
 def load(given: Directive | None, capability=LMCACHE_MP, **facts):
-    return admit_load(given, capability, **{"matched_tokens": 2048, **facts})
+    return admit_load(given, capability, **with_traffic({"matched_tokens": 2048, **facts}))
 
 
 def test_no_directive_admits_everything() -> None:

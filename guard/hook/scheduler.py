@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from guard import gate, semconv
+from guard.costs import Traffic
 from guard.gate import Decision
 from guard.hook.adapters.base import Adapter
 from guard.hook.requests import Attempt, Backend, Leg, RequestState
@@ -184,8 +185,7 @@ class SchedulerSide:
             self.backend.capability,
             prompt_tokens=state.prompt_tokens,
             local_tokens=local,
-            inflight=inflight,
-            inflight_bytes=size,
+            traffic=Traffic(inflight, size),
             handoff=state.handoff or self._handoff,
             load_failed=state.load_failed,
             unusable=bool(getattr(request, "skip_reading_prefix_cache", False)),
@@ -202,8 +202,7 @@ class SchedulerSide:
             self.backend.capability,
             matched_tokens=tokens,
             matched_bytes=tokens * self.backend.token_bytes,
-            inflight=inflight,
-            inflight_bytes=size,
+            traffic=Traffic(inflight, size),
             handoff=state.handoff or self._handoff,
             load_failed=state.load_failed,
             draw=state.draw,

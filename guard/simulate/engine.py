@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from guard import gate, semconv
 from guard.connectors import LOAD_ASYNC, Capability
+from guard.costs import Traffic
 from guard.hook.recorder import Record, Recorder
 from guard.hook.requests import Attempt, Backend, DecodeRecord, Leg, RequestRecord, RequestState, Scope
 from guard.simulate import model
@@ -159,7 +160,7 @@ class Engine:
         leg.directive_id = directive.id if directive else ""
         leg.skip = gate.admit_lookup(
             directive, self._capability, prompt_tokens=prompt.tokens, local_tokens=leg.local,
-            inflight=self._inflight, draw=state.draw,
+            traffic=Traffic(inflight=self._inflight), draw=state.draw,
         )  # fmt: skip
         if not leg.skip.admitted:
             self._ready(now, job)
@@ -177,7 +178,8 @@ class Engine:
         if leg.matched:
             leg.load = gate.admit_load(
                 directive, self._capability, matched_tokens=leg.matched,
-                matched_bytes=leg.matched * self.backend.token_bytes, inflight=self._inflight, draw=job.state.draw,
+                matched_bytes=leg.matched * self.backend.token_bytes, traffic=Traffic(inflight=self._inflight),
+                draw=job.state.draw,
             )  # fmt: skip
         if leg.load is None or not leg.load.admitted:
             self._ready(now, job)

@@ -1,0 +1,301 @@
+"""The controller of one engine and backend: what it was, what is known, what time it is -> what to ask of the hook.
+
+    open ──(some lose, reads queue or fail)──▶ limited ──▶ open
+     │ ▲                                          │
+     │ └────────── two trickle reads paid ◀── half-open ◀── healed, or time for a try ── bypass
+     └──────── broken, stalled, or nothing pays ────────────────────────────────────────▶┘
+
+The gate in the hook compares every request by the coefficients sent here; the states are for what holds for all of
+them. Into bypass: at once when reads fail or are stuck (progress decides, not liveness), after `PERSIST` seconds when
+no class gains by more than the margin. Out of it: probes say that the link is back and the projection says that reads
+pay, or, where nobody can say, after a backoff whose length is what the last try cost over the budget of lost seconds.
+Then a trickle of tagged reads; two that paid open, one that did not goes back. Entering and leaving have different
+thresholds, a dwell time and a persistence, so noise moves nothing (docs/control.md).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from guard.control import limit as limits
+from guard.control.projection import coefficients, costs_of, held, min_tokens, project
+from guard.control.shapes import BYPASS, HALF_OPEN, LIMITED, OPEN, Coefficients, Evidence, Plan, Projection, Read, State
+from guard.costs import Costs
+from guard.wire import Reads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Constants of the controller. Ratios of projected remote to recompute; times in seconds."""
+
+    enter: float = 1.15  # no class below it: nothing pays
+    leave: float = 0.95  # some class below it: reads pay again
+    persist: float = 1.0
+    dwell: float = 2.0
+    stalled: float = 2.0  # oldest read over what recomputing takes, or over its own projection if that is longer
+    failures: int = 3
+    failure_window: float = 10.0
+    reads: int = 5  # of which the median counts
+    read_age: float = 10.0
+    noise: float = 0.15  # of log(actual / projected)
+    goods: int = 2
+    trickle_seconds: float = 0.5
+    backoff: float = 2.0
+    backoff_limit: float = 30.0
+    lost_seconds_per_minute: float = 6.0  # budget of trickle and hold-out together
+    holdout: float = 1 / 64  # largest share that is held out
+    explore_seconds: float = 20.0  # least time between trickle reads of classes that are projected to lose
+
+
+DEFAULT: Final = Tuning()
+_KEPT: Final = 16
+
+
+def decide(state: State, evidence: Evidence, now: float, tuning: Tuning = DEFAULT) -> tuple[State, Plan]:
+    """One step. Without models (a new deployment) only failures and stalls act; nothing is guessed."""
+    state = _taken_in(state, evidence, now, tuning)
+    plain = coefficients(evidence)
+    if plain is None:
+        return _step(state, evidence, now, tuning, Coefficients(), None, Projection())
+    pace = _pace(state, costs_of(plain), tuning)
+    state = replace(state, pace=pace)
+    wanted = coefficients(evidence, pace) if pace != 1.0 else plain
+    costs = costs_of(wanted or plain)
+    return _step(state, evidence, now, tuning, wanted or plain, costs, project(evidence, costs))
+
+
+def _step(
+    state: State, evidence: Evidence, now: float, tuning: Tuning, wanted: Coefficients, costs: Costs | None,
+    projection: Projection,
+) -> tuple[State, Plan]:  # fmt: skip
+    before = state.name
+    idle = costs_of(coefficients(evidence) or wanted) if costs is not None else None
+    if state.name in (OPEN, LIMITED):
+        state = _while_open(state, evidence, now, tuning, costs, projection)
+    elif state.name == BYPASS:
+        state = _while_bypass(state, evidence, now, tuning, idle)
+    else:
+        state = _while_half_open(state, evidence, now, tuning, costs)
+    if state.name in (OPEN, LIMITED):
+        state = _limited(state, evidence, now, tuning, costs, projection)
+    sent = held(state.sent, wanted) if state.name == before else wanted
+    state = replace(state, sent=sent)
+    return state, Plan(
+        state=state.name,
+        reason=state.reason,
+        reads=_reads(state, evidence, tuning, costs, projection),
+        coefficients=sent,
+        projection=projection,
+        evidence=_told(state, evidence, projection),
+        changed=state.name != before,
+    )
+
+
+def _taken_in(state: State, evidence: Evidence, now: float, tuning: Tuning) -> State:
+    """Keeps the latest reads and failures. While nothing is read, what was seen last stays what is known."""
+    reads, failures = state.reads, state.failures
+    new = tuple(read for read in evidence.reads if read.ok and read.seconds > 0.0)
+    if new:
+        reads = (*reads, *new)[-_KEPT:]
+    if state.name in (OPEN, LIMITED):
+        reads = tuple(read for read in reads if now - read.at <= tuning.read_age)
+    failed = tuple(read.at for read in evidence.reads if not read.ok)
+    failures = tuple(at for at in (*failures, *failed) if now - at <= tuning.failure_window)[-_KEPT:]
+    return state if (reads, failures) == (state.reads, state.failures) else replace(
+        state, reads=reads, failures=failures
+    )  # fmt: skip
+
+
+def _pace(state: State, costs: Costs, tuning: Tuning) -> float:
+    """Median of actual over projected of the last reads; few count less, and what may be noise is 1."""
+    logs = sorted(
+        math.log(read.seconds / expected)
+        for read in state.reads[-tuning.reads :]
+        if (expected := _expected(read, costs)) > 0.0
+    )
+    if not logs:
+        return 1.0
+    if len(logs) < 3:
+        middle = logs[0] if len(logs) == 2 and logs[0] > 0.0 else logs[-1] / 2.0 if len(logs) == 1 else 0.0
+    else:
+        middle = logs[len(logs) // 2]
+    noise = max(tuning.noise, math.log(costs.fetch_tail) / len(logs) ** 0.5)
+    return 1.0 if abs(middle) <= noise else math.exp(min(max(middle, -3.0), 7.0))
+
+
+def _expected(read: Read, costs: Costs) -> float:
+    return costs.read_seconds(read.bytes, max(read.inflight - 1, 0) * read.bytes)
+
+
+def _against(state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None) -> str:
+    """What speaks against reading at once: `failures` or `stalled`; empty when nothing does."""
+    good = sum(read.at > now - tuning.failure_window for read in state.reads)
+    if len(state.failures) >= tuning.failures and len(state.failures) >= good:
+        return "failures"
+    if evidence.reachable is False and (evidence.oldest_age > 1.0 or state.failures):
+        return "unreachable"
+    if evidence.oldest_age > 0.0 and costs is not None:
+        cell = evidence.cells["all"]
+        recompute = costs.prefill(cell.reference_tokens, cell.reference_tokens)
+        size = cell.reference_matched * costs.bytes_per_token
+        late = max(recompute, costs.read_seconds(size, evidence.inflight_bytes) * costs.fetch_tail)
+        if evidence.oldest_age > tuning.stalled * late and not any(
+            read.at - read.seconds > now - evidence.oldest_age for read in state.reads
+        ):
+            return "stalled"
+    return ""
+
+
+def _while_open(
+    state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None, projection: Projection
+) -> State:
+    against = _against(state, evidence, now, tuning, costs)
+    if against:
+        return _moved(state, BYPASS, against, now, tuning)
+    losing = "sla" if projection.sla else "projected" if projection.best > tuning.enter else ""
+    if not losing:
+        return state if state.against_since is None else replace(state, against_since=None)
+    since = now if state.against_since is None else state.against_since
+    if now - since >= tuning.persist and now - state.since >= tuning.dwell:
+        return _moved(state, BYPASS, losing, now, tuning)
+    return replace(state, against_since=since)
+
+
+def _while_bypass(state: State, evidence: Evidence, now: float, tuning: Tuning, idle: Costs | None) -> State:
+    """Looks for healing. `idle` are the costs by RTT and models alone: what made reads slow may be gone unseen."""
+    if evidence.reachable is False or now - state.since < tuning.dwell:
+        return state
+    if idle is not None and project(evidence, idle).best > tuning.leave and evidence.rtt is not None:
+        # The link as it is measured makes reads lose. The model may err: a try now and then, no more.
+        return _moved(state, HALF_OPEN, "try", now, tuning) if now - state.since >= tuning.backoff_limit else state
+    if now - state.since >= state.backoff:
+        return _moved(state, HALF_OPEN, "healed", now, tuning)
+    return state
+
+
+def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None) -> State:
+    tried = [read for read in evidence.reads if read.tagged and read.at >= state.since]
+    lost, goods = 0.0, state.goods
+    for read in tried:
+        saved = _saved(read, costs)
+        if not read.ok or read.seconds > saved:
+            lost = max(lost, read.seconds - saved)
+        else:
+            goods += 1
+    if not lost and evidence.oldest_age > 0.0:
+        cell = evidence.cells.get("all")
+        tokens = cell.reference_tokens if cell is not None else 0.0
+        least = costs.prefill(tokens, tokens) if costs is not None else 1.0
+        began = now - evidence.oldest_age
+        if evidence.oldest_age > tuning.stalled * max(least, 0.1) and began >= state.since:
+            lost = evidence.oldest_age
+    if lost or evidence.reachable is False:
+        return _moved(replace(state, lost=lost), BYPASS, "trickle", now, tuning)
+    if goods >= tuning.goods:
+        # What was seen before the link healed is no evidence any more.
+        fresh = tuple(read for read in state.reads if read.at >= state.since)
+        return _moved(replace(state, reads=fresh, failures=()), OPEN, "healed", now, tuning)
+    return state if goods == state.goods else replace(state, goods=goods)
+
+
+def _saved(read: Read, costs: Costs | None) -> float:
+    """What the request would have computed longer without its read, seconds; without a model: not known, so a lot."""
+    if costs is None:
+        return math.inf
+    missing = read.prompt_tokens - read.local_tokens
+    rest = max(missing - read.loaded_tokens, 1)
+    return costs.prefill(read.prompt_tokens, missing, read.running) - costs.prefill(
+        read.prompt_tokens, rest, read.running
+    )
+
+
+def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning) -> State:
+    """Another state. Backoff doubles with every try that failed, up to what its loss costs of the budget."""
+    backoff = state.backoff
+    if name == BYPASS:
+        longest = min(
+            max(state.lost / (tuning.lost_seconds_per_minute / 60.0), 2 * tuning.backoff), tuning.backoff_limit
+        )
+        backoff = min(max(2.0 * backoff, tuning.backoff), longest) if state.name == HALF_OPEN else tuning.backoff
+    return replace(
+        state, name=name, since=now, reason=reason, against_since=None, goods=0, backoff=backoff,
+        lost=state.lost if name == BYPASS else 0.0,
+        share=0.25 if state.name == HALF_OPEN and name == OPEN else state.share, raised=now,
+    )  # fmt: skip
+
+
+def _limited(
+    state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None, projection: Projection
+) -> State:
+    """The gentle actuators: cap on reads in flight, share of traffic; says what holds requests back."""
+    limit, baseline, share, raised = state.limit, state.baseline, state.share, state.raised
+    if costs is not None:
+        for read in evidence.reads:
+            expected = costs.read_seconds(read.bytes) / state.pace
+            if read.ok and expected > 0.0:
+                actual = read.seconds / expected
+                baseline = limits.baseline_after(baseline, actual, read.inflight)
+                limit = limits.limit_after(limit, baseline, actual, read.inflight)
+    failed = sum(not read.ok for read in evidence.reads)
+    if failed:
+        share, raised = max(share / 2.0, 0.1), now
+    elif share < 1.0 and now - raised >= 1.0:
+        share, raised = min(2.0 * share, 1.0), now
+    held_back = (
+        "share" if share < 1.0
+        else "inflight" if limit is not None and evidence.inflight >= limit / 2.0
+        else "projected" if projection.losing_share > 0.05
+        else ""
+    )  # fmt: skip
+    name, reason, since = state.name, state.reason, state.since
+    waits = now - since < tuning.dwell
+    if held_back and name == OPEN and not waits:
+        name, reason, since = LIMITED, held_back, now
+    elif not held_back and name == LIMITED and not waits:
+        name, reason, since = OPEN, "", now
+    return replace(
+        state, name=name, reason=reason, since=since, limit=limit, baseline=baseline, share=share, raised=raised
+    )
+
+
+def _reads(state: State, evidence: Evidence, tuning: Tuning, costs: Costs | None, projection: Projection) -> Reads:
+    if state.name == BYPASS:
+        return Reads(share=0.0)
+    if state.name == HALF_OPEN:
+        return Reads(share=0.0, trickle_seconds=tuning.trickle_seconds)
+    cap = None if state.limit is None else max(1, int(_step_down(state.limit**2) ** 0.5))
+    if evidence.max_inflight is not None:
+        cap = evidence.max_inflight if cap is None else min(cap, evidence.max_inflight)
+    budget = tuning.lost_seconds_per_minute / 60.0
+    least = min_tokens(evidence, costs) if costs is not None else 0
+    holdout, explore = 0.0, None
+    if costs is not None and projection.remote is not None and projection.recompute is not None:
+        rate = sum(evidence.mix.values())
+        loss = rate * max(projection.gain, 1e-3)
+        holdout = _step_down(min(tuning.holdout, budget / loss) if loss > 0.0 else tuning.holdout)
+        if projection.losing_share > 0.0:
+            explore = max(tuning.explore_seconds, (projection.remote - projection.recompute) / budget)
+            explore = min(1.0 / _step_down(1.0 / explore), 3600.0)
+    return Reads(max_inflight=cap, min_tokens=least, share=state.share, holdout=holdout, trickle_seconds=explore)
+
+
+def _step_down(value: float) -> float:
+    """The power of two at or below `value`: what is sent must not change with every read."""
+    return 2.0 ** math.floor(math.log2(value))
+
+
+def _told(state: State, evidence: Evidence, projection: Projection) -> dict[str, Any]:
+    return {
+        "pace": round(state.pace, 3),
+        "rtt": evidence.rtt,
+        "reachable": evidence.reachable,
+        "inflight": evidence.inflight,
+        "oldest_age": round(evidence.oldest_age, 3),
+        "failures": len(state.failures),
+        "reads": len(state.reads),
+        "best": round(projection.best, 3),
+        "gain": round(projection.gain, 6),
+        "remote": projection.remote,
+        "recompute": projection.recompute,
+        "attainable": projection.attainable,
+    }

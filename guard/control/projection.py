@@ -1,0 +1,152 @@
+"""From fitted cells to the coefficients of a directive, and to the projected TTFT of both roads. Pure.
+
+The gate in the hook and the numbers on the screen come from the same `guard.costs.Costs`.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from guard.control.shapes import ALL, Coefficients, Evidence, Projection
+from guard.costs import ClassCost, Comparison, Costs
+from guard.estimate.shapes import Cell
+from guard.slo.objective import Objective
+
+HOLD: Final = 0.1
+"""Coefficients that moved by less than this ratio are not sent anew: hooks are not woken for noise."""
+
+_DIGITS: Final = 4
+
+
+def coefficients(evidence: Evidence, pace: float = 1.0) -> Coefficients | None:
+    """The coefficients at the RTT of now; None while a model is missing. `pace` scales what a read takes."""
+    cell = evidence.cells.get(ALL)
+    if cell is None or cell.prefill is None or (cell.fetch is None and cell.lookup is None):
+        return None
+    rtt = next((each for each in (evidence.rtt, cell.rtt_now, cell.rtt_floor) if each is not None), 0.0)
+    fetch, lookup, prefill = cell.fetch, cell.lookup, cell.prefill
+    numbers = {"bytes_per_token": cell.bytes_per_token}
+    spread = 0.0
+    if fetch is not None:
+        shared = fetch.seconds_per_inflight_byte * evidence.sharing_bytes
+        numbers["seconds"] = (fetch.t0 + fetch.kappa * rtt + shared) * pace
+        numbers["per_byte"] = fetch.seconds_per_byte * pace
+        numbers["per_inflight_byte"] = fetch.seconds_per_inflight_byte * pace
+        spread = fetch.spread
+    if lookup is not None:
+        numbers["lookup_seconds"] = (lookup.t0 + lookup.kappa * rtt) * pace
+        numbers["lookup_per_byte"] = lookup.seconds_per_byte * pace
+        spread = max(spread, lookup.spread)
+    numbers["spread"] = spread
+    objective = evidence.objective
+    sla = {} if objective is None else {"ttft_seconds": objective.ttft_seconds, "percentile": objective.percentile}
+    return Coefficients(
+        fetch=_rounded(numbers),
+        prefill=_rounded(
+            {"a": prefill.a, "b": prefill.b, "d": prefill.d, "load": prefill.load_per_running, "spread": prefill.spread}
+        ),
+        classes={
+            name: _rounded(_class(each, evidence.class_objectives.get(name)))
+            for name, each in _with_objectives(evidence, cell)
+            if each.lookup is not None
+        },
+        sla=sla,
+    )
+
+
+def held(sent: Coefficients | None, wanted: Coefficients) -> Coefficients:
+    """`sent` while `wanted` differs from it by noise only, else `wanted`."""
+    if sent is None:
+        return wanted
+    pairs = [
+        (sent.fetch, wanted.fetch), (sent.prefill, wanted.prefill), (sent.sla, wanted.sla),
+        *((sent.classes.get(name, {}), value) for name, value in wanted.classes.items()),
+    ]  # fmt: skip
+    same = sent.classes.keys() == wanted.classes.keys() and all(_near(old, new) for old, new in pairs)
+    return sent if same else wanted
+
+
+def costs_of(wanted: Coefficients) -> Costs:
+    """The coefficients, ready to compute with."""
+    return Costs(wanted.fetch, wanted.prefill, wanted.classes, wanted.sla)
+
+
+def project(evidence: Evidence, costs: Costs) -> Projection:
+    """Both roads, for the reference request and over the mix of classes."""
+    pooled = evidence.cells[ALL]
+    if pooled.reference_tokens <= 0.0 or pooled.reference_matched <= 0.0:
+        return Projection()
+    reference = _compare(costs, pooled, costs.bound)
+    weights = {name: rate for name, rate in evidence.mix.items() if rate > 0.0} or {ALL: 1.0}
+    total = sum(weights.values())
+    best, losing, gain, attainable, sla = math.inf, 0.0, 0.0, 0.0, 0.0
+    for name, rate in weights.items():
+        cell = evidence.cells.get(name, pooled)
+        expected = costs.classes.get(name)
+        cell = cell if cell.reference_tokens > 0.0 and cell.reference_matched > 0.0 else pooled
+        one = _compare(costs, cell, expected.bound if expected else costs.bound)
+        best = min(best, one.remote / max(one.recompute, 1e-9))
+        losing += rate * bool(one.verdict)
+        gain += rate * (one.recompute - one.remote)
+        attainable += rate * (min(one.remote_tail, one.recompute_tail) <= one.bound)
+        sla += rate * (one.verdict == "sla")
+    return Projection(
+        remote=reference.remote, recompute=reference.recompute, remote_tail=reference.remote_tail,
+        recompute_tail=reference.recompute_tail, best=best, losing_share=losing / total, gain=gain / total,
+        attainable=attainable > 0.5 * total, sla=sla >= total,
+    )  # fmt: skip
+
+
+def min_tokens(evidence: Evidence, costs: Costs) -> int:
+    """Fewest tokens whose read pays at an idle engine: fixed part of a read over what a token saves net of its bytes.
+
+    A read of m tokens takes F + s*m and saves about b*m (m small against the prompt: d's part is that of its end).
+    Half of it, rounded down to a power of two, at most a quarter of the reference: the gate compares the rest exactly.
+    """
+    cell = evidence.cells[ALL]
+    fixed = costs.read_seconds(0.0)
+    saved = (
+        costs.b
+        + costs.d * cell.reference_tokens / 2.0
+        - (costs.per_byte + costs.lookup_per_byte) * (costs.bytes_per_token)
+    )
+    if saved <= 0.0:
+        return 0
+    tokens = int(min(fixed / saved / 2.0, cell.reference_matched / 4.0))
+    return 1 << (tokens.bit_length() - 1) if tokens >= 64 else 0
+
+
+def _compare(costs: Costs, cell: Cell, bound: float) -> Comparison:
+    prompt, matched = int(cell.reference_tokens), int(cell.reference_matched)
+    size = matched * (cell.bytes_per_token or costs.bytes_per_token)
+    sure = ClassCost(1.0, matched, bound)
+    return costs.compare_lookup(max(prompt, 1), 0, sure, size / matched if matched else 0.0)
+
+
+def _with_objectives(evidence: Evidence, pooled: Cell) -> list[tuple[str, Cell]]:
+    named = dict(evidence.cells)
+    for name in evidence.class_objectives:
+        named.setdefault(name, pooled)
+    return sorted(named.items())
+
+
+def _class(cell: Cell, objective: Objective | None) -> dict[str, float]:
+    lookup = cell.lookup
+    found = {"hit": lookup.hit_probability, "tokens": lookup.expected_tokens} if lookup is not None else {}
+    if objective is not None:
+        found["ttft_seconds"] = objective.ttft_seconds
+    return found
+
+
+def _rounded(numbers: Mapping[str, float]) -> dict[str, float]:
+    return {
+        key: float(f"{value:.{_DIGITS}g}")
+        for key, value in numbers.items()
+        if math.isfinite(value) and value >= 0.0
+    }  # fmt: skip
+
+
+def _near(old: Mapping[str, float], new: Mapping[str, float]) -> bool:
+    if old.keys() != new.keys():
+        return False
+    return all(abs(new[key] - old[key]) <= HOLD * max(abs(old[key]), 1e-12) for key in new)

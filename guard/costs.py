@@ -1,0 +1,207 @@
+"""What a request is projected to cost on either road, from a directive's coefficients. Standard library only, pure.
+
+The service sends coefficients, the gate puts one request's numbers in: about a microsecond. Formulas of design
+section 4: u = lookup, f = fetch, p = prefill; each is the median of a lognormal whose `spread` gives mean and tail.
+
+    recompute = w + p(n - l)                                    w = prefill work already queued on this engine
+    remote    = max(u + f, w) + p(n - l - m)                    the read runs while the queue moves (asynchronous)
+    remote    = w + u + f + p(n - l - m)                        synchronous: the engine stands still meanwhile
+
+Both resources have a price, since whoever uses one delays those who come after; by Little's law the number that waits
+now is the number that will be delayed:
+
+    price of computing c tokens  = waiting * p(c)
+    price of reading B bytes     = in flight * B / W            and of a synchronous read: everybody's time
+
+A road that meets the objective's bound at its percentile beats one that does not; else the cheaper one by the mean.
+"""
+
+import math
+from collections.abc import Mapping
+from statistics import NormalDist
+from typing import Any, Final, NamedTuple
+
+from guard.errors import WireError
+
+_FETCH: Final = (
+    "seconds", "per_byte", "per_inflight_byte", "spread", "lookup_seconds", "lookup_per_byte", "bytes_per_token",
+)  # fmt: skip
+_PREFILL: Final = ("a", "b", "d", "load", "spread")
+_CLASS: Final = ("hit", "tokens", "ttft_seconds")
+_SPREAD_LIMIT: Final = 3.0
+
+
+class Traffic(NamedTuple):
+    """What is going on when a request asks. `slowdown` and `overdue` are what the hook saw itself (`guard.pace`)."""
+
+    inflight: int = 0
+    inflight_bytes: int = 0
+    running: int = 0
+    waiting: int = 0  # requests without their first token, this one not counted
+    backlog_tokens: int = 0  # tokens that those still have to compute
+    elapsed: float = 0.0  # since this request's arrival
+    slowdown: float = 1.0  # reads take so many times what is projected
+    overdue: float = 0.0  # age of a read in flight that is older than projected, else 0
+
+
+IDLE: Final = Traffic()
+
+
+class Comparison(NamedTuple):
+    """Both roads of one request: own mean and tail TTFT in seconds, and the mean with the price that others pay."""
+
+    remote: float
+    remote_tail: float
+    remote_price: float
+    recompute: float
+    recompute_tail: float
+    recompute_price: float
+    bound: float
+
+    @property
+    def verdict(self) -> str:
+        """Why remote loses: `sla` or `projected`; empty when it is the better road."""
+        remote_meets, recompute_meets = self.remote_tail <= self.bound, self.recompute_tail <= self.bound
+        if remote_meets != recompute_meets:
+            return "" if remote_meets else "sla"
+        return "projected" if self.remote_price > self.recompute_price else ""
+
+
+class ClassCost(NamedTuple):
+    """What is expected of a class: probability of a hit among lookups, tokens of a hit, bound on TTFT."""
+
+    hit: float
+    tokens: float
+    bound: float
+
+
+class Costs:
+    """Coefficients, checked and made ready for the hot path."""
+
+    __slots__ = (
+        "a", "b", "bound", "bytes_per_token", "classes", "d", "fetch_mean", "fetch_tail", "load", "lookup_per_byte",
+        "lookup_seconds", "per_byte", "per_inflight_byte", "percentile", "prefill_mean", "prefill_tail", "seconds",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        fetch: Mapping[str, Any],
+        prefill: Mapping[str, Any],
+        classes: Mapping[str, Any] | None = None,
+        sla: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Reads a directive's mappings; unknown keys are ignored.
+
+        Raises:
+            WireError: a coefficient is not a finite number of 0 or more, or the percentile is not below 1.
+        """
+        f = {key: _number("fetch", fetch, key) for key in _FETCH}
+        p = {key: _number("prefill", prefill, key) for key in _PREFILL}
+        sla = sla or {}
+        self.seconds, self.per_byte, self.per_inflight_byte = f["seconds"], f["per_byte"], f["per_inflight_byte"]
+        self.lookup_seconds, self.lookup_per_byte = f["lookup_seconds"], f["lookup_per_byte"]
+        self.bytes_per_token = f["bytes_per_token"]
+        self.a, self.b, self.d, self.load = p["a"], p["b"], p["d"], p["load"]
+        self.percentile = _number("sla", sla, "percentile", 0.95)
+        if not 0.0 < self.percentile < 1.0:
+            raise WireError("sla.percentile: not between 0 and 1")
+        self.bound = _number("sla", sla, "ttft_seconds", math.inf)
+        z = NormalDist().inv_cdf(self.percentile)
+        spread = min(f["spread"], _SPREAD_LIMIT)
+        self.fetch_mean, self.fetch_tail = math.exp(spread * spread / 2.0), math.exp(z * spread)
+        spread = min(p["spread"], _SPREAD_LIMIT)
+        self.prefill_mean, self.prefill_tail = math.exp(spread * spread / 2.0), math.exp(z * spread)
+        self.classes = {name: self._class(name, value) for name, value in (classes or {}).items()}
+
+    def _class(self, name: str, value: Any) -> ClassCost:
+        if not isinstance(value, Mapping):
+            raise WireError(f"classes.{name}: not an object")
+        hit, tokens = (_number(f"classes.{name}", value, key) for key in _CLASS[:2])
+        return ClassCost(min(hit, 1.0), tokens, _number(f"classes.{name}", value, "ttft_seconds", self.bound))
+
+    def read_seconds(self, size: float, inflight_bytes: float = 0.0) -> float:
+        """Median time of lookup and fetch of `size` bytes."""
+        return self.lookup_seconds + self.lookup_per_byte * size + self.fetch_seconds(size, inflight_bytes)
+
+    def lookup(self, size: float) -> float:
+        """Median time of a lookup that finds `size` bytes."""
+        return self.lookup_seconds + self.lookup_per_byte * size
+
+    def fetch_seconds(self, size: float, inflight_bytes: float = 0.0) -> float:
+        """Median time of a fetch of `size` bytes."""
+        return self.seconds + self.per_byte * size + self.per_inflight_byte * inflight_bytes
+
+    def prefill(self, prompt: float, computed: float, running: int = 0) -> float:
+        """Median time of a prefill of the last `computed` of `prompt` tokens."""
+        c = computed
+        return (self.a + self.b * c + self.d * c * (prompt - c / 2.0)) * (1.0 + self.load * running)
+
+    def compare_load(
+        self, prompt: int, local: int, matched: int, size: float, at: Traffic = IDLE, *, sync: bool = False,
+        bound: float | None = None,
+    ) -> Comparison:  # fmt: skip
+        """Both roads when the match is known and the lookup is over."""
+        return self._compare(prompt, local, matched, size, self.fetch_seconds(size, at.inflight_bytes), at, sync, bound)
+
+    def compare_lookup(
+        self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic = IDLE, *,
+        sync: bool = False, blocks: bool = False,
+    ) -> Comparison:  # fmt: skip
+        """Both roads before the lookup: `expected` stands for the match, a miss pays the lookup for nothing.
+
+        `blocks`: the lookup holds up the scheduler, so everybody who waits pays for it.
+        """
+        matched = min(expected.tokens, max(prompt - local - 1, 0))
+        size = matched * token_bytes
+        hit, lookup = expected.hit, self.lookup_seconds
+        found = self._compare(
+            prompt, local, matched, size, self.read_seconds(size, at.inflight_bytes), at, sync, expected.bound
+        )
+        held = (at.waiting + at.running) * lookup if blocks else 0.0
+        return Comparison(
+            hit * found.remote + (1.0 - hit) * (found.recompute + lookup),
+            # Either end must meet the bound; a class that seldom hits is judged by its misses.
+            found.remote_tail if hit > 1.0 - self.percentile else found.recompute_tail + lookup,
+            hit * found.remote_price + (1.0 - hit) * (found.recompute_price + lookup) + held,
+            found.recompute, found.recompute_tail, found.recompute_price, found.bound,
+        )  # fmt: skip
+
+    def _compare(
+        self, prompt: int, local: int, matched: float, size: float, read: float, at: Traffic, sync: bool,
+        bound: float | None,
+    ) -> Comparison:  # fmt: skip
+        c = prompt - local
+        rest_tokens = c - matched
+        if rest_tokens < 1:
+            rest_tokens = 1
+        busy = 1.0 + self.load * at.running
+        full = (self.a + self.b * c + self.d * c * (prompt - c / 2.0)) * busy
+        rest = (self.a + self.b * rest_tokens + self.d * rest_tokens * (prompt - rest_tokens / 2.0)) * busy
+        read *= at.slowdown
+        if read < at.overdue:
+            read = at.overdue  # a new read will hardly overtake the one that is stuck
+        wait = at.backlog_tokens * self.b
+        mean, tail = read * self.fetch_mean, read * self.fetch_tail
+        others = at.waiting
+        price = at.inflight * self.per_byte * size
+        if sync:
+            price += (others + at.running) * mean
+            mean, tail = wait + mean, wait + tail
+        else:
+            mean, tail = (mean if mean > wait else wait), (tail if tail > wait else wait)
+        pm, pt = self.prefill_mean, self.prefill_tail
+        own, instead = mean + rest * pm, (wait + full) * pm
+        return Comparison(
+            own, at.elapsed + tail + rest * pt, own + price + others * rest * pm,
+            instead, at.elapsed + (wait + full) * pt, instead + others * full * pm,
+            self.bound if bound is None else bound,
+        )  # fmt: skip
+
+
+def _number(where: str, data: Mapping[str, Any], key: str, default: float = 0.0) -> float:
+    value = data.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+        raise WireError(f"{where}.{key}: not a finite number of 0 or more")
+    return float(value)
