@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test check contract bench lab lab-env lab-test lab-bench wheel clean
+.PHONY: help run test check contract bench lab lab-env lab-test lab-bench lab-sweep wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -45,6 +45,9 @@ lab-test: $(VENV)/.installed ## Tests on real vLLM (starts and stops everything 
 
 lab-bench: $(VENV)/.installed ## Cost of the hook on real vLLM, 32 paired blocks; needs the machine for itself, 10 GB
 	$(BIN)/python -m lab bench
+
+lab-sweep: $(VENV)/.installed ## kvguard sweep on real vLLM: latency tiers x concurrency, report in kvguard-sweep/; about 20 minutes
+	$(BIN)/python -m lab sweep
 
 wheel: $(VENV)/.installed ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation

@@ -29,6 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
     bench = commands.add_parser("bench", help="cost of the hook: paired blocks on two engines, with and without it")
     bench.add_argument("--blocks", type=int, default=32, help="paired blocks; a result needs 30 (default %(default)s)")
+    sweep = commands.add_parser("sweep", help="kvguard sweep on the lab: latency tiers x concurrency, and its report")
+    sweep.add_argument("--out", type=Path, default=Path("kvguard-sweep"), help="directory (default %(default)s)")
     commands.add_parser("test", help="pytest on tests/lab; further arguments go to pytest", add_help=False)
     inject = commands.add_parser("injector", help="one command to the running lab's injector: rtt 5000, bw 1000, stats")
     inject.add_argument("--commands", action="store_true", help="to the command proxy instead: delay GET 2000")
@@ -55,7 +57,7 @@ def _dispatch(options: argparse.Namespace, arguments: list[str]) -> int:
         case "env":
             built = env.build()
             print(f"vLLM environment: {built.vllm}\nmodel: {built.model}\ncollector: {built.rotel}")
-        case "run" | "bench" | "test":
+        case "run" | "bench" | "sweep" | "test":
             with env.alone():
                 return _on_the_stack(options, arguments)
         case "injector":
@@ -84,6 +86,10 @@ def _on_the_stack(options: argparse.Namespace, arguments: list[str]) -> int:
             from lab.bench import bench
 
             return 0 if bench(options.blocks, built) or options.blocks < 30 else 1
+        case "sweep":
+            from lab.sweep import sweep
+
+            return sweep(options.out, built)
         case "test":
             os.environ["KVGUARD_LAB"] = "1"
             import pytest

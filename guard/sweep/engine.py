@@ -127,7 +127,7 @@ class Prompts:
     @staticmethod
     def _words(letters: int, rng: random.Random) -> str:
         words, length = [], 0
-        while length < letters:
+        while length <= letters:
             word = "".join(rng.choices(_LETTERS, k=rng.randint(2, 8)))
             words.append(word)
             length += len(word) + 1

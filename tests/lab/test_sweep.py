@@ -3,38 +3,24 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from lab.config import StackConfig
 from lab.processes import wait_until
 from lab.stack import Stack
+from lab.sweep import NARROW, command
 
 pytestmark = pytest.mark.lab
 
-CHUNK, TOKENS = 128, 1300
-TRIPS = 2 * (TOKENS // CHUNK)
+TRIPS = 2 * (1300 // 128)
 """Round trips in a row of one hit: LMCache's server asks for each chunk and then gets each, over one connection."""
 
 
 @pytest.fixture
 def narrow(stacks) -> Stack:
-    """LMCache's server with one connection to the store and small chunks: many round trips in a row."""
-    return stacks.get(StackConfig(connector="lmcache-mp", chunk_size=CHUNK, l2_workers=1))
-
-
-def command(stack: Stack, out: Path, *more: str) -> list[str]:
-    """The command for a stack of the lab."""
-    control = str(stack.injector.control)
-    code = f"import sys; from lab.injector.control import Injector; Injector({control!r}).rtt(int(sys.argv[1]))"
-    return [
-        sys.executable, "-m", "guard.cli", "sweep", "--engine", f"http://127.0.0.1:{stack.client.port}",
-        "--endpoint", stack.service.url, "--injector", f'command:{sys.executable} -c "{code}" {{us}}',
-        "--requests", "6", "--prompt-tokens", str(TOKENS), "--out", str(out), "--json", *more,
-    ]  # fmt: skip
+    return stacks.get(NARROW)
 
 
 def at_rest(stack: Stack) -> bool:
@@ -43,7 +29,7 @@ def at_rest(stack: Stack) -> bool:
 
 
 def test_the_table_says_where_offload_loses(narrow: Stack, tmp_path: Path, figure: Callable[[str], None]) -> None:
-    tiers = ("--rtts", "0,5ms,40ms", "--concurrency", "1,4", "--no-local")
+    tiers = ("--rtts", "0,5ms,40ms", "--concurrency", "1,4", "--requests", "6", "--no-local", "--json")
     done = subprocess.run(command(narrow, tmp_path, *tiers), capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr
     for curve in json.loads(done.stdout)["curves"]:
@@ -63,7 +49,7 @@ def test_the_table_says_where_offload_loses(narrow: Stack, tmp_path: Path, figur
 
 def test_interrupted_it_puts_back_what_it_changed(narrow: Stack, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        command(narrow, tmp_path, "--rtts", "10ms,20ms", "--concurrency", "1", "--repeats", "9"),
+        command(narrow, tmp_path, "--rtts", "10ms,20ms", "--concurrency", "1", "--requests", "6", "--repeats", "9"),
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     cells = tmp_path / "cells.jsonl"
