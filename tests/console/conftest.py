@@ -55,9 +55,10 @@ class Service:
         assert self.url, "the service did not start"
 
     def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
         assert self._process.stderr is not None
+        if self._process.stderr.closed:
+            return
+        self._process.send_signal(signal.SIGTERM)
         self._process.stderr.read()
         self._process.wait(20)
         self._process.stderr.close()

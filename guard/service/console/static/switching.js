@@ -1,6 +1,6 @@
 // The switch: a dialog that shows what is in force, and writes only over what it has shown (If-Match).
 
-import { call, Failure, scopePath } from "./api.js";
+import { call, Failure, get, scopePath } from "./api.js";
 import { byId, open, setText, show } from "./dom.js";
 import { coarse, duration } from "./format.js";
 
@@ -28,15 +28,13 @@ export async function openSwitch(wanted, engines, changed) {
 
 async function look() {
   try {
-    const { data, etag } = await call("GET", `v1/offload/${scopePath(scope)}`);
-    seen = { override: data, etag };
+    // The list, not the scope's own address: "no switch" is an answer there, and a 404 here would look like an error.
+    const { overrides } = await get("v1/offload");
+    const override = overrides.find((item) => item.scope === scope) ?? null;
+    seen = { override, etag: override?.etag ?? "" };
   } catch (failure) {
-    if (failure.status !== 404) {
-      problem(failure.message);
-      seen = null;
-    } else {
-      seen = { override: null, etag: "" };
-    }
+    problem(failure.message);
+    seen = null;
   }
   const one = seen?.override;
   const until = one && one.ttl_seconds !== null ? `, ends in ${coarse(one.ttl_seconds)}` : "";
