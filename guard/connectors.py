@@ -143,3 +143,8 @@ def capability_of(connector: type) -> Capability:
             if parent.__name__ in entry.names:
                 return entry
     return UNKNOWN
+
+
+def capability_named(name: str) -> Capability:
+    """The entry for a connector as the configuration names it, where its class cannot be looked at."""
+    return next((entry for entry in TABLE if name in entry.names), UNKNOWN)

@@ -8,6 +8,10 @@ def main() -> None:
     try:
         from guard.cli.app import app
     except ImportError as error:
+        if sys.argv[1:2] == ["doctor"]:  # made for vLLM's environment, where only the hook is installed
+            from guard.cli.doctor.report import main as doctor
+
+            sys.exit(doctor(sys.argv[2:]))
         sys.stderr.write(f"kvguard: {error.name} is missing: pip install 'kvguard[service]'\n")
         sys.exit(1)
     app(prog_name="kvguard")

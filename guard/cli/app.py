@@ -72,6 +72,48 @@ def explain(
 
 
 @app.command()
+def doctor(
+    command: Annotated[
+        list[str] | None, typer.Argument(help="vLLM's command line, after --.", show_default=False)
+    ] = None,
+    pid: Annotated[
+        int | None,
+        typer.Option(help="A running vLLM, by process id: its command line and environment.", show_default=False),
+    ] = None,
+    python: Annotated[str, typer.Option(help="vLLM's interpreter, where it is not this one.", show_default=False)] = "",
+    engine: Annotated[
+        str, typer.Option(help="URL of a running vLLM: asks /version and /metrics.", show_default=False)
+    ] = "",
+    endpoint: Annotated[str, typer.Option(help="URL of the service [KVGUARD_ENDPOINT].", show_default=False)] = "",
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Ask neither service nor engine.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Find what would keep the hook from working: packages, environment, vLLM's options, service, a running engine.
+
+    Looks at the environment that it runs in, so run it where vLLM starts (it works there without kvguard's other
+    dependencies), or point it at a vLLM with --pid. Exit status: 0 no problem, 1 a problem, 2 wrong usage.
+
+    As in:
+
+        kvguard doctor -- vllm serve MODEL --kv-transfer-config '{"kv_connector": ...}'
+
+        kvguard doctor --pid 4711 --engine http://127.0.0.1:8000
+    """
+    from guard.cli.doctor.report import run
+
+    try:
+        code = run(
+            command or (), pid=pid, python=python, engine=engine, endpoint=endpoint, token_file=token_file,
+            ca_file=ca_file, network=not offline, as_json=as_json,
+        )  # fmt: skip
+    except OSError as error:
+        fail(f"--pid {pid}: {error.strerror}", code=USAGE)
+    raise typer.Exit(code)
+
+
+@app.command()
 def config(config: Config = None, as_json: Json = False) -> None:
     """Show the settings of `kvguard serve` as they are in force here, and where each comes from.
 
