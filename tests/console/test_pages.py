@@ -9,7 +9,8 @@ import httpx2
 import pytest
 
 from guard import __version__
-from guard.service.console.pages import ASSETS, POLICY
+from guard.service.browsers import CONTENT_SECURITY_POLICY as POLICY
+from guard.service.console.pages import ASSETS
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,7 @@ def test_the_policy_lets_nothing_inline_run(http: httpx2.Client) -> None:
         assert headers["content-security-policy"] == POLICY
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cache-control"] == "no-cache"
     assert "unsafe" not in POLICY
     assert "default-src 'none'" in POLICY
     assert "frame-ancestors 'none'" in POLICY

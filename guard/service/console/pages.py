@@ -1,4 +1,4 @@
-"""Serves the console: `GET /` and `GET /assets/NAME`, from memory, with a policy that lets nothing else run or load.
+"""Serves the console: `GET /` and `GET /assets/NAME`, from memory. `guard.service.browsers` adds the strict policy.
 
 The page itself is public, it holds no data; what it asks for needs a token where the service has tokens.
 """
@@ -15,21 +15,9 @@ from guard import __version__
 from guard.service.problems import Problem
 
 INDEX: Final = "index.html"
-POLICY: Final = "; ".join(
-    (
-        "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'",
-        "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
-    )
-)  # fmt: skip
-"""Content-Security-Policy of the page: its own files only, no inline script or style, no frame, no form target."""
-
 _HEADERS: Final = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-cache",  # kept, and asked for again by its tag: an upgrade shows at once
 }
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}

@@ -59,27 +59,31 @@ export async function call(method, path, { body, etag, onlyNew = false, timeout 
 export const get = async (path, query) => (await call("GET", url(path, query))).data;
 
 /**
- * Reads a stream of server-sent events until it ends or `signal` fires; `on({id, event, data})` is told each.
+ * Reads a stream of server-sent events until it ends; `opened()` when it begins, `on({id, event, data})` for each.
  * Not EventSource: that one cannot send a token.
  */
-export async function stream(path, lastId, signal, opened, on) {
+export async function stream(path, lastId, opened, on) {
   const more = { Accept: "text/event-stream" };
   if (lastId) more["Last-Event-ID"] = lastId;
-  const response = await fetch(path, { headers: headers(more), signal, cache: "no-store", credentials: "omit" });
+  const response = await fetch(path, { headers: headers(more), cache: "no-store", credentials: "omit" });
   if (!response.ok) throw new Failure(response.status, `events: the answer was ${response.status}`);
   opened();
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    held += value;
-    const blocks = held.split(/\r?\n\r?\n/);
-    held = blocks.pop();
-    for (const block of blocks) {
-      const event = parse(block);
-      if (event) on(event);
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      held += value;
+      const blocks = held.split(/\r?\n\r?\n/);
+      held = blocks.pop();
+      for (const block of blocks) {
+        const event = parse(block);
+        if (event) on(event);
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {}); // a stream that is left open keeps its connection, and a browser has six
   }
 }
 

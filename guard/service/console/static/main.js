@@ -1,6 +1,6 @@
 // Keeps the page in step with the service: asks for numbers every few seconds, and at once when an event arrives.
 
-import { Failure, get, stream, token } from "./api.js";
+import { Failure, get, stream, token, url } from "./api.js";
 import { byId, el, open, setText, show } from "./dom.js";
 import { drawEngines } from "./engines.js";
 import { addEvent, addHistory, drawEvents } from "./events.js";
@@ -12,6 +12,7 @@ import { openSwitch, sentence } from "./switching.js";
 const SLOW = 2000; // ms between two looks at the numbers
 const HIDDEN = 15000; // the same while nobody looks
 const TRAFFIC_SECONDS = 60;
+const REPLAY = 60; // events of before this page was opened
 const chosen = { model: "", backend: "", class: "all" };
 let offload = null;
 let traffic = null;
@@ -35,7 +36,7 @@ async function refresh() {
       get("v1/offload"),
       get("v1/correlation", { since_seconds: TRAFFIC_SECONDS }),
       get("v1/picture", chosen),
-      optional(get("v1/requests", { limit: 12 })),
+      get("v1/requests", { limit: 12 }),
       streaming ? null : history(),
     ]);
     [offload, traffic] = [switched, seen];
@@ -46,7 +47,7 @@ async function refresh() {
     draw(drawn.picture);
     show(byId("simulated"), Boolean(traffic.simulated));
     drawEngines(offload, traffic, switchFor);
-    drawRequests(rows?.requests ?? []);
+    drawRequests(rows.requests);
     drawEvents();
   } catch (failure) {
     troubled(failure);
@@ -58,19 +59,9 @@ async function refresh() {
   }
 }
 
-/** What an older service may not have: null instead of a failure. */
-async function optional(answer) {
-  try {
-    return await answer;
-  } catch (failure) {
-    if (failure.status === 404) return null;
-    throw failure;
-  }
-}
-
 async function history() {
   const { switches } = await get("v1/offload/history", { limit: 30 });
-  addHistory(switches, true);
+  addHistory(switches);
 }
 
 function troubled(failure) {
@@ -93,12 +84,13 @@ async function follow() {
   let last = "";
   for (let wait = 1000; ; wait = Math.min(wait * 2, 30000)) {
     try {
-      await stream("v1/events", last, undefined, () => {
+      await stream(url("v1/events", { replay: last ? "" : REPLAY }), last, () => {
         streaming = true;
         wait = 1000;
         refresh();
       }, (event) => {
         last = event.id || last;
+        if (event.event === "gap") return; // some were missed for good; the numbers are asked for all the same
         const data = JSON.parse(event.data);
         addEvent(event.id || `${data.at} ${data.kind} ${data.message}`, data);
         refresh();

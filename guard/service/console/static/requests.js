@@ -6,7 +6,7 @@ import { bytes, clock, count, percent, seconds } from "./format.js";
 
 const PARTS = ["intake", "queue", "lookup", "slot", "fetch", "resume", "prefill"];
 
-/** Draws a page of `GET /v1/requests`. */
+/** Draws a page of `GET /v1/requests`; all bars are to one scale. */
 export function drawRequests(rows) {
   const top = Math.max(...rows.map((row) => row.ttft_seconds ?? 0), 0.001);
   keyed(byId("requests"), rows, (row) => row.internal_id, line);
@@ -35,9 +35,8 @@ function line(first) {
       if (button.getAttribute("aria-label") !== label) button.setAttribute("aria-label", label);
     },
     scale(top) {
-      const parts = row.parts ?? Object.fromEntries((row.timeline ?? []).map((one) => [one.part, one.seconds]));
       if (!bar.childElementCount) bar.append(...PARTS.map((part) => segments[part]));
-      for (const part of PARTS) segments[part].style.width = `${(100 * (parts[part] ?? 0)) / top}%`;
+      for (const part of PARTS) segments[part].style.width = `${(100 * row.parts[part]) / top}%`;
     },
   };
 }
