@@ -1,8 +1,11 @@
 """Where a target is: its address taken apart, names resolved once per interval, connections by IPv4 or IPv6."""
 
+import os
 import socket
 import ssl
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -12,6 +15,8 @@ from guard.errors import ConfigError
 from guard.probe.prober import Target
 
 TLS_OPTIONS: Final = frozenset({"ca_file", "server_name"})
+_mine: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+_lock = threading.Lock()
 _Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
 
@@ -69,6 +74,7 @@ class Dialer:
         self._resolved_at = -float("inf")
         self._addresses: list[_Address] = []
         self.resolutions = 0
+        self.handshake = 0.0  # seconds from SYN to SYN-ACK of the last connection
 
     def addresses(self) -> list[_Address]:
         """The addresses of the name, as fresh as promised.
@@ -103,13 +109,26 @@ class Dialer:
             try:
                 sock.settimeout(timeout)
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                start = time.perf_counter()
                 sock.connect(address)
-                return sock if self._tls is None else self._tls.wrap_socket(sock, server_hostname=self._server_name)
+                self.handshake = time.perf_counter() - start
+                if self._tls is not None:
+                    sock = self._tls.wrap_socket(sock, server_hostname=self._server_name)
             except OSError as error:
                 sock.close()
                 problem = error
+            else:
+                with _lock:
+                    _mine.add(sock)
+                return sock
         self._addresses = []  # perhaps it moved: ask again before the next attempt
         raise problem or OSError("no address")
+
+
+def own_inodes() -> set[int]:
+    """Inodes of the probers' own connections, by which the kernel's lists tell them from those of the KV traffic."""
+    with _lock:
+        return {os.fstat(number).st_ino for sock in _mine if (number := sock.fileno()) >= 0}
 
 
 def tls_context(target: Target) -> ssl.SSLContext:

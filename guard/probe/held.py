@@ -1,5 +1,6 @@
 """Request and answer on a connection that is held open: what the probers over TCP have in common."""
 
+import select
 import socket
 import time
 from collections.abc import Callable
@@ -82,10 +83,15 @@ class HeldConnection:
             sock.close()
 
     def _open(self, timeout: float) -> str:
-        if self._sock is not None and self._dialer.moved(self._sock.getpeername()):
+        if self._sock is not None and (_ended(self._sock) or self._dialer.moved(self._sock.getpeername())):
             self.close()
         if self._sock is None:
             self._sock = self._dialer.connect(timeout)
             self._sock.settimeout(timeout)
             return self._greet(self)
         return ""
+
+
+def _ended(sock: socket.socket) -> bool:
+    """Whether the other side closed since the last round: the end of an idle connection is not a lost probe."""
+    return bool(select.select([sock], [], [], 0)[0])

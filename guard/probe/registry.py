@@ -4,10 +4,19 @@ from collections.abc import Mapping
 from typing import Final
 
 from guard.errors import ConfigError
-from guard.probe import rdma, resp
+from guard.probe import http, path, rdma, resp, tcp, tcpinfo
 from guard.probe.prober import Kind, Prober, Target
 
-PROBERS: Final[Mapping[str, Kind]] = {"rdma": rdma.KIND, "resp": resp.KIND}
+PROBERS: Final[Mapping[str, Kind]] = {
+    "rdma": rdma.KIND,
+    "resp": resp.KIND,
+    "http": http.KIND,
+    "tcp": tcp.KIND,
+    "path": path.KIND,
+    "tcpinfo": tcpinfo.KIND,
+}
+"""In the order in which they are believed where several look at one backend: the closest to the KV traffic first, the
+one that our own bytes raise last."""
 
 
 def make(target: Target) -> Prober:
