@@ -61,3 +61,7 @@ lock: $(VENV)/.installed ## Pin and hash the requirement files again
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml --extra service --extra report -o requirements/service.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate requirements/dev.in -c requirements/service.txt -o requirements/dev.txt
 	$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate requirements/bench.in -o requirements/bench.txt
+
+.PHONY: probe-crossings
+probe-crossings: $(VENV)/.installed ## False and late RTT crossings in 12,000 simulated hours (docs/results)
+	$(BIN)/python -m tests.probe.simulated --hours 1000 --seeds 1 2 3
