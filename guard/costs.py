@@ -75,12 +75,16 @@ class ClassCost(NamedTuple):
     bound: float
 
 
+_Roads = tuple[float, float, float, float, float, float]
+
+
 class Costs:
     """Coefficients, checked and made ready for the hot path."""
 
     __slots__ = (
-        "a", "b", "bound", "bytes_per_token", "classes", "d", "fetch_mean", "fetch_tail", "load", "lookup_per_byte",
-        "lookup_seconds", "per_byte", "per_inflight_byte", "percentile", "prefill_mean", "prefill_tail", "seconds",
+        "a", "b", "bound", "bytes_per_token", "classes", "d", "default", "fetch_mean", "fetch_tail", "load",
+        "lookup_per_byte", "lookup_seconds", "only", "per_byte", "per_inflight_byte", "percentile", "prefill_mean",
+        "prefill_ratio", "seconds",
     )  # fmt: skip
 
     def __init__(
@@ -110,8 +114,16 @@ class Costs:
         spread = min(f["spread"], _SPREAD_LIMIT)
         self.fetch_mean, self.fetch_tail = math.exp(spread * spread / 2.0), math.exp(z * spread)
         spread = min(p["spread"], _SPREAD_LIMIT)
-        self.prefill_mean, self.prefill_tail = math.exp(spread * spread / 2.0), math.exp(z * spread)
+        self.prefill_mean = math.exp(spread * spread / 2.0)
+        self.prefill_ratio = math.exp(z * spread) / self.prefill_mean  # tail over mean
         self.classes = {name: self._class(name, value) for name, value in (classes or {}).items()}
+        self.default = self.classes.get("all")
+        self.only = self.default if len(self.classes) == 1 else None
+
+    @property
+    def typical_tokens(self) -> float:
+        """Tokens of a hit over all classes; 0 where that is not known."""
+        return self.default.tokens if self.default is not None else 0.0
 
     def _class(self, name: str, value: Any) -> ClassCost:
         if not isinstance(value, Mapping):
@@ -137,11 +149,12 @@ class Costs:
         return (self.a + self.b * c + self.d * c * (prompt - c / 2.0)) * (1.0 + self.load * running)
 
     def compare_load(
-        self, prompt: int, local: int, matched: int, size: float, at: Traffic = IDLE, *, sync: bool = False,
+        self, prompt: int, local: int, matched: float, size: float, at: Traffic = IDLE, *, sync: bool = False,
         bound: float | None = None,
     ) -> Comparison:  # fmt: skip
         """Both roads when the match is known and the lookup is over."""
-        return self._compare(prompt, local, matched, size, self.fetch_seconds(size, at.inflight_bytes), at, sync, bound)
+        roads = self._roads(prompt, local, matched, size, self.fetch_seconds(size, at.inflight_bytes), at, sync)
+        return Comparison(*roads, self.bound if bound is None else bound)
 
     def compare_lookup(
         self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic = IDLE, *,
@@ -151,50 +164,79 @@ class Costs:
 
         `blocks`: the lookup holds up the scheduler, so everybody who waits pays for it.
         """
-        matched = min(expected.tokens, max(prompt - local - 1, 0))
+        return Comparison(*self._asked(prompt, local, expected, token_bytes, at, sync, blocks), expected.bound)
+
+    def loses_load(
+        self, prompt: int, local: int, matched: float, size: float, at: Traffic, sync: bool, bound: float
+    ) -> str:
+        """The verdict of `compare_load`, without the object around it: for the gate."""
+        read = self.seconds + self.per_byte * size + self.per_inflight_byte * at[1]
+        _, tail, price, _, other_tail, other_price = self._roads(prompt, local, matched, size, read, at, sync)
+        if (tail <= bound) != (other_tail <= bound):
+            return "" if tail <= bound else "sla"
+        return "projected" if price > other_price else ""
+
+    def loses_lookup(
+        self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic, sync: bool, blocks: bool
+    ) -> str:
+        """The verdict of `compare_lookup`, for the gate."""
+        _, tail, price, _, other_tail, other_price = self._asked(prompt, local, expected, token_bytes, at, sync, blocks)
+        bound = expected.bound
+        if (tail <= bound) != (other_tail <= bound):
+            return "" if tail <= bound else "sla"
+        return "projected" if price > other_price else ""
+
+    def _asked(
+        self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic, sync: bool, blocks: bool
+    ) -> _Roads:
+        hit, matched, _ = expected
+        if matched >= prompt - local:
+            matched = max(prompt - local - 1, 0)
         size = matched * token_bytes
-        hit, lookup = expected.hit, self.lookup_seconds
-        found = self._compare(
-            prompt, local, matched, size, self.read_seconds(size, at.inflight_bytes), at, sync, expected.bound
-        )
-        held = (at.waiting + at.running) * lookup if blocks else 0.0
-        return Comparison(
-            hit * found.remote + (1.0 - hit) * (found.recompute + lookup),
-            # Either end must meet the bound; a class that seldom hits is judged by its misses.
-            found.remote_tail if hit > 1.0 - self.percentile else found.recompute_tail + lookup,
-            hit * found.remote_price + (1.0 - hit) * (found.recompute_price + lookup) + held,
-            found.recompute, found.recompute_tail, found.recompute_price, found.bound,
+        lookup = self.lookup_seconds
+        read = lookup + self.seconds + (self.lookup_per_byte + self.per_byte) * size + self.per_inflight_byte * at[1]
+        own, tail, price, other, other_tail, other_price = self._roads(prompt, local, matched, size, read, at, sync)
+        if blocks:
+            price += (at[2] + at[3]) * lookup
+        miss = 1.0 - hit
+        if hit <= 1.0 - self.percentile:  # a class that seldom hits is judged by its misses
+            tail = other_tail + lookup
+        return (
+            hit * own + miss * (other + lookup), tail, hit * price + miss * (other_price + lookup),
+            other, other_tail, other_price,
         )  # fmt: skip
 
-    def _compare(
-        self, prompt: int, local: int, matched: float, size: float, read: float, at: Traffic, sync: bool,
-        bound: float | None,
-    ) -> Comparison:  # fmt: skip
+    def _roads(
+        self, prompt: int, local: int, matched: float, size: float, read: float, at: Traffic, sync: bool
+    ) -> _Roads:
+        """Remote and recompute, each as own mean, own tail, and mean with its price."""
+        inflight, _, running, waiting, backlog, elapsed, slowdown, overdue = at
         c = prompt - local
-        rest_tokens = c - matched
-        if rest_tokens < 1:
-            rest_tokens = 1
-        busy = 1.0 + self.load * at.running
-        full = (self.a + self.b * c + self.d * c * (prompt - c / 2.0)) * busy
-        rest = (self.a + self.b * rest_tokens + self.d * rest_tokens * (prompt - rest_tokens / 2.0)) * busy
-        read *= at.slowdown
-        if read < at.overdue:
-            read = at.overdue  # a new read will hardly overtake the one that is stuck
-        wait = at.backlog_tokens * self.b
+        r = c - matched if c - matched > 1.0 else 1.0
+        busy = (1.0 + self.load * running) * self.prefill_mean
+        a, b, d = self.a, self.b, self.d
+        full = (a + b * c + d * c * (prompt - 0.5 * c)) * busy
+        rest = (a + b * r + d * r * (prompt - 0.5 * r)) * busy
+        read *= slowdown
+        if read < overdue:
+            read = overdue  # a new read will hardly overtake the one that is stuck
+        wait = backlog * b
         mean, tail = read * self.fetch_mean, read * self.fetch_tail
-        others = at.waiting
-        price = at.inflight * self.per_byte * size
+        price = inflight * self.per_byte * size + waiting * rest
         if sync:
-            price += (others + at.running) * mean
-            mean, tail = wait + mean, wait + tail
+            price += (waiting + running) * mean
+            mean += wait
+            tail += wait
         else:
-            mean, tail = (mean if mean > wait else wait), (tail if tail > wait else wait)
-        pm, pt = self.prefill_mean, self.prefill_tail
-        own, instead = mean + rest * pm, (wait + full) * pm
-        return Comparison(
-            own, at.elapsed + tail + rest * pt, own + price + others * rest * pm,
-            instead, at.elapsed + (wait + full) * pt, instead + others * full * pm,
-            self.bound if bound is None else bound,
+            if mean < wait:
+                mean = wait
+            if tail < wait:
+                tail = wait
+        ratio = self.prefill_ratio
+        own, other = mean + rest, wait + full
+        return (
+            own, elapsed + tail + rest * ratio, own + price,
+            other, elapsed + wait + full * ratio, other + waiting * full,
         )  # fmt: skip
 
 

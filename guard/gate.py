@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from guard import semconv
 from guard.classes import class_of
 from guard.connectors import LOAD_SYNC, Capability
-from guard.costs import IDLE, Comparison, Traffic
+from guard.costs import IDLE, Traffic
 from guard.wire import Directive
 
 NO_DIRECTIVE: Final = "no-directive"
@@ -113,15 +113,14 @@ def admit_lookup(
     reason = _over_limit(directive, prompt_tokens - local_tokens, 0, traffic, broken)
     costs = directive.costs
     if not reason and costs is not None:
-        expected = costs.classes.get(class_of(prompt_tokens, traffic.running)) or costs.classes.get(ALL_CLASSES)
+        expected = costs.only or costs.classes.get(class_of(prompt_tokens, traffic.running)) or costs.default
         if expected is not None:
-            reason = _loses(
-                costs.compare_lookup(
-                    prompt_tokens, local_tokens, expected, token_bytes or costs.bytes_per_token, traffic,
-                    sync=capability.load == LOAD_SYNC, blocks=capability.lookup_blocks,
-                ),
-                traffic,
+            reason = costs.loses_lookup(
+                prompt_tokens, local_tokens, expected, token_bytes or costs.bytes_per_token, traffic,
+                capability.load == LOAD_SYNC, capability.lookup_blocks,
             )  # fmt: skip
+            if reason and (traffic.overdue or traffic.slowdown > 1.0):
+                reason = STALLED
     return _verdict(mode, reason or _drawn(directive, draw), _SKIP, trickle_due)
 
 
@@ -161,14 +160,13 @@ def admit_load(
     costs = directive.costs
     if not reason and costs is not None and prompt_tokens > 0:
         size = matched_bytes or matched_tokens * costs.bytes_per_token
-        expected = costs.classes.get(class_of(prompt_tokens, traffic.running)) or costs.classes.get(ALL_CLASSES)
-        reason = _loses(
-            costs.compare_load(
-                prompt_tokens, local_tokens, matched_tokens, size, traffic, sync=capability.load == LOAD_SYNC,
-                bound=expected.bound if expected is not None else None,
-            ),
-            traffic,
+        expected = costs.only or costs.classes.get(class_of(prompt_tokens, traffic.running)) or costs.default
+        reason = costs.loses_load(
+            prompt_tokens, local_tokens, matched_tokens, size, traffic, capability.load == LOAD_SYNC,
+            expected.bound if expected is not None else costs.bound,
         )  # fmt: skip
+        if reason and (traffic.overdue or traffic.slowdown > 1.0):
+            reason = STALLED
     return _verdict(mode, reason or _drawn(directive, draw), _DECLINE, trickle_due)
 
 
@@ -190,13 +188,6 @@ def _over_limit(directive: Directive, tokens: int, size: int, traffic: Traffic, 
     ):
         return MAX_BYTES
     return ""
-
-
-def _loses(comparison: Comparison, traffic: Traffic) -> str:
-    verdict = comparison.verdict
-    if verdict and (traffic.overdue or traffic.slowdown > 1.0):
-        return STALLED
-    return verdict
 
 
 def _drawn(directive: Directive, draw: float) -> str:

@@ -108,7 +108,7 @@ class Pace:
             self.proved = max(self.proved, read.start)
         m = self.logarithm(now)
         both = min(x, self._last)
-        m = both if both > max(m, self._noise()) else m + 0.5 * (x - m)
+        m = both if both > max(m, self._noise()) else max(0.0, m + 0.5 * (x - m))
         self._m, self._at, self._last = m, now, x
 
     def forget(self, key: int) -> None:
@@ -146,6 +146,11 @@ class Pace:
                 return age if read.late and age > read.late else 0.0
         return 0.0
 
+    @property
+    def costs(self) -> Costs | None:
+        """The coefficients that reads are measured against."""
+        return self._costs
+
     def oldest_age(self, now: int) -> float:
         """Age of the oldest read that is in flight and not overtaken, seconds; 0: there is none."""
         for read in self._open.values():
@@ -158,8 +163,11 @@ class Pace:
         return self.failures >= BREAKER_FAILURES and now - self.last_failure < BREAKER_NS
 
     def trickle_due(self, now: int, gap: float | None) -> bool:
-        """Whether a trickle of one read every `gap` seconds has one due."""
-        return gap is not None and now - self.last_trickle >= gap * 1e9
+        """Whether a trickle of one read every `gap` seconds has one due; it waits for the one that is under way."""
+        if gap is None:
+            return False
+        patience = gap * 8.0 if self._open else gap
+        return now - self.last_trickle >= patience * 1e9
 
     def _noise(self) -> float:
         return max(NOISE, math.log(self._costs.fetch_tail)) if self._costs is not None else NOISE

@@ -62,6 +62,7 @@ EXPOSED_WAIT: Final = "kvguard.exposed_wait"
 DECISION: Final = "kvguard.decision"
 DECISION_REASON: Final = "kvguard.decision.reason"
 DIRECTIVE_ID: Final = "kvguard.directive.id"
+PROPENSITY: Final = "kvguard.decision.propensity"  # probability of the road taken, where it was drawn (hold-out)
 RUNNING: Final = "kvguard.running"
 WAITING: Final = "kvguard.waiting"
 ABORTED: Final = "kvguard.aborted"
@@ -125,6 +126,7 @@ SERVICE_VERSION: Final = "service.version"
 HOST_NAME: Final = "host.name"
 PROCESS_PID: Final = "process.pid"
 RECORDS_DROPPED: Final = "kvguard.hook.records_dropped"  # resource attribute: records lost so far in that process
+HOOK_READS: Final = "kvguard.hook.reads"  # resource attribute: JSON, backend -> [in flight, bytes, oldest age in s]
 HOOK_ERRORS: Final = "kvguard.hook.errors"  # resource attribute: internal errors so far in that process
 
 # -- Histogram buckets, seconds. SLA bounds (0.2, 0.5, 1, 2, 5, 10) lie on edges ---------------------------------------

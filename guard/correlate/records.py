@@ -68,6 +68,7 @@ def request_record(span: Span, resource: Mapping[str, AttributeValue]) -> Reques
         aborted=get(s.ABORTED, False),
         handoff=get(s.HANDOFF, False),
         simulated=get(s.SIMULATED, False),
+        propensity=get(s.PROPENSITY),
         clamped=tuple(clamped),
     )
     set_residual(record)

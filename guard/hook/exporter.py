@@ -48,7 +48,7 @@ _HEADERS: Final = {"Content-Type": "application/json", "Content-Encoding": "gzip
 class _Batch:
     body: bytes
     records: int  # those that it tells; others went back into the ring to wait for more
-    counts: tuple[int, int]  # lost records and errors that it tells
+    counts: tuple[int, int, str]  # lost records, errors and reads in flight that it tells
     made: float
 
 
@@ -80,6 +80,7 @@ class Exporter:
         resource: Mapping[str, str | int],
         *,
         failsafe: Failsafe | None = None,
+        live: Callable[[], str] = lambda: "",
         transport: Transport | None = None,
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
@@ -88,6 +89,7 @@ class Exporter:
         self._recorder = recorder
         self._resource = dict(resource)
         self._failsafe = failsafe or Failsafe()
+        self._live = live
         self._transport = transport or HttpTransport(config)
         self._clock = clock
         self._pause = pause
@@ -98,7 +100,7 @@ class Exporter:
         self._batch: _Batch | None = None
         self._lost = 0
         self._not_before = 0.0
-        self._told = (0, 0)
+        self._told: tuple[int, int, str] = (0, 0, "")
         self._told_at = float("-inf")
 
     @property
@@ -153,10 +155,12 @@ class Exporter:
     def _make(self) -> _Batch | None:
         now = self._clock()
         records = self._recorder.drain(BATCH_RECORDS)
-        counts = (self.dropped, self._failsafe.errors)
+        counts = (self.dropped, self._failsafe.errors, self._live())
         if not records and (counts == self._told or now - self._told_at < NEWS_SECONDS):
             return None
         resource = {**self._resource, semconv.RECORDS_DROPPED: counts[0], semconv.HOOK_ERRORS: counts[1]}
+        if counts[2] or self._told[2]:
+            resource[semconv.HOOK_READS] = counts[2] or "{}"
         packer = zlib.compressobj(1, zlib.DEFLATED, 31)  # 31: gzip framing
         parts = [packer.compress(head(resource).encode("ascii"))]
         comma, told = "", 0

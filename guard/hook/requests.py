@@ -87,6 +87,9 @@ class Leg:
     load: Decision | None = None
     asynchronous: bool = False
     directive_id: str = ""
+    propensity: float = 0.0  # of the road taken, where it was drawn; else 0
+    trickled: int = 0  # when the trickle before this one was, where this lookup is one
+    reading: bool = False  # its lookup counts as a read in flight
 
     @property
     def refusal(self) -> Decision | None:
@@ -126,6 +129,7 @@ class RequestState:
     told: bool = False
     output_tokens: int = 0
     error: str = ""
+    todo: int = 0  # tokens that it still has to compute before its first one, as far as is known
 
     def decided(self) -> tuple[Decision, Leg | None]:
         """The road taken, and the leg it is counted under: the one that was refused, else that loaded, else asked."""
@@ -207,6 +211,8 @@ class RequestRecord:
             attributes[semconv.BACKEND] = leg.backend.label
             if leg.directive_id:
                 attributes[semconv.DIRECTIVE_ID] = leg.directive_id
+            if leg.propensity and decision.reason in (gate.AUTO, gate.HOLDOUT):
+                attributes[semconv.PROPENSITY] = leg.propensity
         if state.first:
             attributes[semconv.TTFT] = seconds(state.first - state.arrival)
         else:

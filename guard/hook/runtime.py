@@ -3,6 +3,7 @@
 It is made by the first connector, on vLLM's own thread at start-up; threads start then, never at registration.
 """
 
+import json
 import os
 import socket
 import sys
@@ -51,6 +52,7 @@ class Runtime:
         self._backends: list[str] = []
         self._directives: Directives | None = None
         self._users = 0
+        self._told_reads = ""
         self._exporter = Exporter(
             config,
             self.recorder,
@@ -63,8 +65,23 @@ class Runtime:
                 semconv.ENGINE_ID: self.engine_id,
             },
             failsafe=self.failsafe,
+            live=self.reads_in_flight,
         )
         self._exporter.start()
+
+    def reads_in_flight(self) -> str:
+        """What is in flight, as `semconv.HOOK_READS` tells it; empty when nothing is. For the exporter's thread."""
+        now = self.table.clock()
+        try:
+            told = {
+                label: [pace.inflight, pace.inflight_bytes, round(pace.oldest_age(now), 3)]
+                for label, pace in list(self.table.paces.items())
+                if pace.inflight
+            }
+        except RuntimeError:  # a read began or ended while we looked
+            return self._told_reads
+        self._told_reads = json.dumps(told) if told else ""
+        return self._told_reads
 
     def current(self, backend: str) -> Directive | None:
         """The directive in force for a backend; None: behave as without kvguard."""
@@ -137,6 +154,10 @@ def backend_of(capability: Capability, connector: Any, vllm_config: Any, kv_cach
         )
     except (AttributeError, TypeError, ZeroDivisionError):
         rank_bytes = 0  # geometry of another shape: no bytes are told
+    # Every rank of a tensor-parallel group holds its heads of its stage's layers; under MLA all hold the same.
+    shards = 1 if getattr(getattr(vllm_config, "model_config", None), "use_mla", False) is True else (
+        int(getattr(parallel, "tensor_parallel_size", 1) or 1)
+    )  # fmt: skip
     return Backend(
         label=place.label,
         capability=capability,
@@ -144,7 +165,7 @@ def backend_of(capability: Capability, connector: Any, vllm_config: Any, kv_cach
         port=place.port,
         block_tokens=int(vllm_config.cache_config.block_size or 16),
         rank_bytes=rank_bytes,
-        ranks=int(getattr(parallel, "tensor_parallel_size", 1) or 1),
+        ranks=shards * int(getattr(parallel, "pipeline_parallel_size", 1) or 1),
     )
 
 

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from guard import gate, semconv
-from guard.costs import Traffic
+from guard.costs import Costs, Traffic
 from guard.gate import Decision
 from guard.hook.adapters.base import Adapter
 from guard.hook.requests import Attempt, Backend, Leg, RequestState
 from guard.hook.spans import new_id
 from guard.hook.table import RequestTable
 from guard.hook.worker import ENVELOPE, Context, Envelope, Load, SyncLoads
+from guard.pace import Pace
 from guard.wire import Directive
 
 NO_MATCH: Final = (0, False)
@@ -53,11 +54,16 @@ class SchedulerSide:
         leg = self.table.leg(state, self._key, self.backend)
         leg.start = leg.start or self.table.clock()
         self._decide_lookup(state, leg, request, 0)
-        return leg.skip is None or leg.skip.admitted
+        if leg.skip is not None and not leg.skip.admitted:
+            return False
+        self._reading(leg)
+        return True
 
     def before_lookup(self, request: Any, local: int) -> tuple[int, bool] | None:
         """The scheduler asks for remote tokens. None: ask the connector; else the answer."""
         state = self._state(request)
+        if not state.first:
+            self.table.expect(state, state.prompt_tokens - local)
         leg = self.table.leg(state, self._key, self.backend)
         if not state.told and not leg.first_poll:
             leg.first_poll = self.table.clock()
@@ -73,6 +79,7 @@ class SchedulerSide:
             leg.skip = Decision(semconv.DECISION_REMOTE, leg.skip.reason)  # cannot be skipped: the load gate refuses
         if not leg.end:
             leg.polls += 1
+            self._reading(leg)
         return None
 
     def after_lookup(self, request: Any, local: int, answer: tuple[int | None, bool]) -> tuple[int | None, bool]:
@@ -85,6 +92,7 @@ class SchedulerSide:
         if not leg.end:
             leg.end = self.table.clock()
             leg.round_trips = self.adapter.answered(request, local, tokens)
+            self._looked_up(leg, tokens)
         if not state.told:
             leg.local = local
             if not state.load_failed:  # else what was loaded in vain would be hidden
@@ -177,37 +185,87 @@ class SchedulerSide:
             state = self.table.arrive(request, handoff=handoff)
         return state
 
+    def _reading(self, leg: Leg) -> None:
+        """A lookup that itself moves the data is a read in flight until it is answered."""
+        if self.backend.capability.lookup_moves_data and not leg.reading and not leg.end:
+            leg.reading = True
+            pace = self.table.pace(self.backend)
+            costs = pace.costs
+            size = int(costs.typical_tokens * self.backend.token_bytes) if costs is not None else 0
+            projected = costs.lookup(size) if costs is not None else 0.0
+            pace.begin(leg.span_id, leg.start or self.table.clock(), projected, size)
+
+    def _looked_up(self, leg: Leg, tokens: int) -> None:
+        pace = self.table.pace(self.backend)
+        if leg.reading:
+            leg.reading = False
+            costs = pace.costs
+            projected = costs.lookup(max(tokens, 0) * self.backend.token_bytes) if costs is not None else 0.0
+            pace.end(leg.span_id, leg.end, projected=projected)
+        if leg.trickled and tokens <= 0:  # it told nothing: the next may be the trickle
+            pace.last_trickle, leg.trickled = leg.trickled, 0
+
+    def _traffic(self, state: RequestState, costs: Costs | None) -> tuple[Traffic, Pace, int]:
+        table = self.table
+        now = table.clock()
+        pace = table.pace(self.backend)
+        if pace.costs is not costs:
+            pace.learn(costs)
+        pace.age_out(now)
+        traffic = Traffic(
+            pace.inflight, pace.inflight_bytes, table.running, table.waiting - (not state.first),
+            table.backlog - state.todo, (now - state.arrival) / 1e9, pace.slowdown(now), pace.overdue(now),
+        )  # fmt: skip
+        return traffic, pace, now
+
     def _decide_lookup(self, state: RequestState, leg: Leg, request: Any, local: int) -> None:
         directive = self._current(self.backend.label)
-        inflight, size = self.table.inflight(self.backend)
-        decision = gate.admit_lookup(
+        traffic, pace, now = self._traffic(state, directive.costs if directive is not None else None)
+        leg.skip = gate.admit_lookup(
             directive,
             self.backend.capability,
             prompt_tokens=state.prompt_tokens,
             local_tokens=local,
-            traffic=Traffic(inflight, size),
+            token_bytes=self.backend.token_bytes,
+            traffic=traffic,
             handoff=state.handoff or self._handoff,
             load_failed=state.load_failed,
             unusable=bool(getattr(request, "skip_reading_prefix_cache", False)),
+            broken=pace.broken(now),
+            trickle_due=directive is not None and pace.trickle_due(now, directive.reads.trickle_seconds),
             draw=state.draw,
         )
-        leg.skip = decision
-        leg.directive_id = directive.id if directive is not None else ""
+        if leg.skip.reason == gate.TRICKLE:
+            leg.trickled, pace.last_trickle = pace.last_trickle, now
+        self._decided(leg, directive, leg.skip)
 
     def _decide_load(self, state: RequestState, leg: Leg, tokens: int) -> None:
         directive = self._current(self.backend.label)
-        inflight, size = self.table.inflight(self.backend)
+        traffic, pace, now = self._traffic(state, directive.costs if directive is not None else None)
         leg.load = gate.admit_load(
             directive,
             self.backend.capability,
             matched_tokens=tokens,
             matched_bytes=tokens * self.backend.token_bytes,
-            traffic=Traffic(inflight, size),
+            prompt_tokens=state.prompt_tokens,
+            local_tokens=leg.local,
+            traffic=traffic,
             handoff=state.handoff or self._handoff,
             load_failed=state.load_failed,
+            broken=pace.broken(now),
+            trickle_due=directive is not None and pace.trickle_due(now, directive.reads.trickle_seconds),
+            trickle=leg.trickled != 0,
             draw=state.draw,
         )
+        if leg.load.reason == gate.TRICKLE and not leg.trickled:
+            pace.last_trickle = now
+        self._decided(leg, directive, leg.load)
+
+    def _decided(self, leg: Leg, directive: Directive | None, decision: Decision) -> None:
         leg.directive_id = directive.id if directive is not None else ""
+        holdout = directive.reads.holdout if directive is not None and directive.mode == semconv.MODE_AUTO else 0.0
+        if holdout:
+            leg.propensity = holdout if decision.reason == gate.HOLDOUT else 1.0 - holdout
 
 
 def _context(state: RequestState, leg: Leg | None) -> Context:

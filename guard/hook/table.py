@@ -7,7 +7,6 @@ as objects with vLLM's attributes, and tests bring their own.
 
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -24,12 +23,10 @@ from guard.hook.requests import (
 )
 from guard.hook.spans import new_id, new_rng
 from guard.hook.traceparent import parse
+from guard.pace import Pace
 
 REQUESTS_LIMIT: Final = 65536
 """Requests held at once; vLLM announces the end of every request, so this only bounds a fault."""
-
-PERMIT_NS: Final = 120 * 10**9
-"""An open fetch counts as in flight for so long: an abort or a dead worker cannot close the gate for ever."""
 
 ORPHAN_NS: Final = 600 * 10**9
 """A fetch whose request is gone and whose end was not heard of is told as failed after so long."""
@@ -59,8 +56,8 @@ class RequestTable:
         self._requests: dict[str, RequestState] = {}
         self._prefilling: dict[str, RequestState] = {}
         self._loading: dict[str, tuple[RequestState, Attempt]] = {}
-        self._open: dict[str, OrderedDict[int, Attempt]] = {}
-        self._open_bytes: dict[str, int] = {}
+        self.paces: dict[str, Pace] = {}  # by backend
+        self.backlog = 0  # prompt tokens still to be computed before somebody's first token
         self._unscheduled = 0
         self.running = 0
         self._swept = 0
@@ -106,7 +103,25 @@ class RequestTable:
             self._forget(next(iter(self._requests)))
         self._requests[request_id] = state
         self._unscheduled += 1
+        self.expect(state, state.prompt_tokens)
         return state
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no first token yet."""
+        return self._unscheduled + len(self._prefilling)
+
+    def expect(self, state: RequestState, tokens: int) -> None:
+        """`state` still has `tokens` to compute before its first one."""
+        self.backlog += tokens - state.todo
+        state.todo = tokens
+
+    def pace(self, backend: Backend) -> Pace:
+        """What was seen of a backend's reads."""
+        found = self.paces.get(backend.label)
+        if found is None:
+            found = self.paces[backend.label] = Pace()
+        return found
 
     def leg(self, state: RequestState, key: int, backend: Backend) -> Leg:
         """The leg of one connector, made at its first sight of the request."""
@@ -114,19 +129,6 @@ class RequestTable:
         if leg is None:
             leg = state.legs[key] = Leg(backend, new_id(64, self.rng))
         return leg
-
-    def inflight(self, backend: Backend) -> tuple[int, int]:
-        """Open fetches of a backend, as a count and in bytes; those older than PERMIT_NS do not count."""
-        opened = self._open.get(backend.label)
-        if not opened:
-            return 0, 0
-        horizon = self.clock() - PERMIT_NS
-        while opened:
-            attempt = next(iter(opened.values()))
-            if attempt.start > horizon:
-                break
-            self._close_permit(attempt)
-        return len(opened), self._open_bytes.get(backend.label, 0)
 
     def allocated(
         self, state: RequestState, leg: Leg, blocks: Any, tokens: int, *, asynchronous: bool
@@ -137,7 +139,11 @@ class RequestTable:
             state.alloc = now
         if tokens <= 0:
             return None
-        count, _ = self.inflight(leg.backend)
+        self.expect(state, max(state.prompt_tokens - leg.local - tokens, 1))
+        pace = self.pace(leg.backend)
+        pace.age_out(now)
+        size = tokens * leg.backend.token_bytes
+        projected = pace.costs.fetch_seconds(size, pace.inflight_bytes) if pace.costs is not None else 0.0
         attempt = Attempt(
             backend=leg.backend,
             number=sum(1 for a in state.attempts if a.backend is leg.backend) + 1,
@@ -145,15 +151,13 @@ class RequestTable:
             start=now,
             tokens=tokens,
             asynchronous=asynchronous,
-            inflight=count + 1,
+            inflight=pace.inflight + 1,
             blocks=blocks,
             local_tokens=leg.local,
         )
         state.attempts.append(attempt)
         self._loading[state.internal_id] = (state, attempt)
-        label = leg.backend.label
-        self._open.setdefault(label, OrderedDict())[attempt.span_id] = attempt
-        self._open_bytes[label] = self._open_bytes.get(label, 0) + tokens * leg.backend.token_bytes
+        pace.begin(attempt.span_id, now, projected, size)
         return attempt
 
     def scheduled(self, request_ids: Iterable[str], running: int) -> None:
@@ -230,6 +234,8 @@ class RequestTable:
             self._first_token(request_id, state)
         state.finish = self.clock()
         state.output_tokens = tokens
+        self._lookups_over(state)
+        self.expect(state, 0)
         if not state.scheduled:
             self._unscheduled -= 1
         if not state.told:
@@ -251,6 +257,7 @@ class RequestTable:
         if state.first:
             return
         state.first = self.clock()
+        self.expect(state, 0)
         entry = self._loading.get(request_id)
         if entry is not None and not entry[1].asynchronous:
             self._end_attempt(*entry, max(entry[1].start, min(state.scheduled or state.first, state.first)))
@@ -270,16 +277,12 @@ class RequestTable:
         attempt.blocks = None
         if not attempt.failed:
             attempt.loaded = attempt.tokens
-        self._close_permit(attempt)
+        self.pace(attempt.backend).end(attempt.span_id, now, ok=not attempt.failed)
+        if attempt.failed and not state.first:
+            self.expect(state, state.prompt_tokens - attempt.local_tokens)
         if state.told and not attempt.told:
             attempt.told = True
             self._recorder.append(FetchRecord(state, attempt, self.scope))
-
-    def _close_permit(self, attempt: Attempt) -> None:
-        label = attempt.backend.label
-        opened = self._open.get(label)
-        if opened is not None and opened.pop(attempt.span_id, None) is not None:
-            self._open_bytes[label] -= attempt.tokens * attempt.backend.token_bytes
 
     def _sweep(self, now: int) -> None:
         for state, attempt in list(self._loading.values()):
@@ -293,9 +296,17 @@ class RequestTable:
         self._prefilling.pop(request_id, None)
         entry = self._loading.pop(request_id, None)
         if entry is not None:
-            self._close_permit(entry[1])
+            self.pace(entry[1].backend).forget(entry[1].span_id)
+        self._lookups_over(state)
+        self.expect(state, 0)
         if not state.scheduled:
             self._unscheduled -= 1
+
+    def _lookups_over(self, state: RequestState) -> None:
+        for leg in state.legs.values():
+            if leg.reading:
+                leg.reading = False
+                self.pace(leg.backend).forget(leg.span_id)
 
 
 def _first_bad(attempt: Attempt, block_ids: set[int]) -> int | None:

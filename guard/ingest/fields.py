@@ -30,7 +30,7 @@ KINDS: Final[dict[str, int]] = {
     ),
     **dict.fromkeys(
         (*s.TIME_PARTS, s.TTFT, s.EXPOSED_WAIT, s.NETWORK_RTT, s.TPOT, s.VLLM_TTFT, s.VLLM_QUEUE, s.VLLM_PREFILL,
-         s.VLLM_E2E), SECONDS,
+         s.VLLM_E2E, s.PROPENSITY), SECONDS,
     ),
     **dict.fromkeys((s.ABORTED, s.HANDOFF, s.SIMULATED), FLAG),
 }  # fmt: skip

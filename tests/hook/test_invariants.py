@@ -27,9 +27,10 @@ from guard.hook.exporter import SLICE_SECONDS, SLICE_SPANS, Exporter
 from guard.hook.failsafe import Failsafe
 from guard.hook.recorder import Recorder
 from guard.hook.requests import Scope
-from guard.hook.table import PERMIT_NS, RequestTable
+from guard.hook.table import RequestTable
 from guard.hook.transport import Reply
 from guard.hook.worker import ENVELOPE, Contexts, Envelope, SyncLoads
+from guard.pace import PERMIT_NS
 from guard.wire import Directive, DirectiveSet, Reads, Span
 from tests.hook.fakes_vllm import (
     SCHEDULER,
