@@ -139,11 +139,46 @@ def config(config: Config = None, as_json: Json = False) -> None:
 def demo(
     port: Annotated[int, typer.Option(help="Port of the service; 0 takes a free one.")] = 0,
     duration: Annotated[float | None, typer.Option(help="Stop after so many seconds.", show_default=False)] = None,
+    engines: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Simulated engines [2].", show_default=False)
+    ] = None,
+    script: Annotated[
+        str | None, typer.Option(help="Scenario (TOML), or one that comes with kvguard [demo].", show_default=False)
+    ] = None,
+    speed: Annotated[float, typer.Option(min=0.1, max=20.0, help="How much faster the script runs.")] = 1.0,
 ) -> None:
-    """Run the service with simulated traffic and watch it, without vLLM."""
+    """Run the service with simulated traffic and watch it, without vLLM.
+
+    The script that comes with kvguard tells the story by itself in two minutes: a good link, it degrades, TTFT leaves
+    its baseline, the guard throttles, the link heals.
+    """
     from guard.cli import demo as view
 
-    view.run(port, duration)
+    view.run(port, duration, engines=engines, script=script, speed=speed)
+
+
+@app.command()
+def simulate(
+    scenario: Annotated[
+        str | None, typer.Argument(help="Scenario file (TOML), or one that comes with kvguard.", show_default=False)
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Mooncake .jsonl, Azure .csv or kvguard's history.", show_default=False)
+    ] = None,
+    rtt: Annotated[str, typer.Option(help="Idle RTTs to try: 50us,200us,1ms,5ms.", show_default=False)] = "",
+    policy: Annotated[str, typer.Option(help="Policies, comma-separated, or all.")] = "all",
+    engines: Annotated[int | None, typer.Option(help="How many engines.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all that is random.", show_default=False)] = None,
+    sla: Annotated[str | None, typer.Option(help="TTFT that counts as good, e.g. 2s.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Picture to write; needs kvguard[report].", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Simulate a workload under several policies: would remote KV pay here, and at which RTT no longer?"""
+    from guard.cli import simulate as view
+
+    view.run(scenario, trace, rtt, policy, engines, seed, sla, as_json=as_json, plot=plot)
 
 
 @app.command()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -18,9 +19,12 @@ from rich.live import Live
 from rich.text import Text
 
 from guard.cli.client import Client
-from guard.cli.errors import fail
-from guard.cli.show import console, table
+from guard.cli.errors import USAGE, fail
+from guard.cli.show import console, seconds, table
 from guard.cli.status import ENGINE_COLUMNS, engine_rows
+from guard.errors import ConfigError
+from guard.simulate.link import Link, in_force
+from guard.simulate.scenario import Scenario
 
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 5.0
@@ -30,32 +34,67 @@ PLAIN_SECONDS: Final = 2.0
 TITLE: Final = f"SIMULATED traffic, last {WINDOW_SECONDS:.0f} s (no vLLM here: the numbers are a model's, not measured)"
 
 
-def run(port: int, duration: float | None) -> None:
+_CHILD: Final = """
+import ctypes, os, signal, sys
+parent = int(sys.argv.pop(1))
+if sys.platform == "linux":  # whoever kills the demo, even with -9, ends its service too
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit(1)
+from guard.cli import main
+main()
+"""
+
+
+def run(port: int, duration: float | None, *, engines: int | None, script: str | None, speed: float) -> None:
     """Runs the service and the traffic until Ctrl-C or for `duration` seconds, and shows a row per engine."""
+    from guard.simulate import traffic
+
     try:
-        from guard.simulate import traffic
-    except ImportError as error:
-        fail(f"the traffic source cannot be used: {error}")
+        scenario = traffic.script(script, engines)
+    except ConfigError as error:
+        fail(str(error), "docs/simulate.md explains the keys", code=USAGE)
     stop = threading.Event()
     with tempfile.TemporaryDirectory(prefix="kvguard-demo-") as state, _service(port, Path(state)) as url:
         source = threading.Thread(
-            target=traffic.run, args=(url,), kwargs={"stop_event": stop}, name="kvguard-traffic", daemon=True
-        )
+            target=traffic.run, args=(url, scenario), kwargs={"stop_event": stop, "speed": speed},
+            name="kvguard-traffic", daemon=True,
+        )  # fmt: skip
         source.start()
         try:
             with Client(url) as client, contextlib.suppress(KeyboardInterrupt):
-                _watch(client, duration)
+                _watch(client, duration, Story(scenario, speed))
         finally:
             stop.set()
             source.join(STOP_SECONDS)
 
 
-def _watch(client: Client, duration: float | None) -> None:
+class Story:
+    """What the script does now, in words: told to the terminal beside what the service makes of it."""
+
+    def __init__(self, scenario: Scenario, speed: float) -> None:
+        self._link = Link(scenario.link, random.Random(0), pace=speed)  # noqa: S311
+        self._changes = scenario.link.change
+        self._speed = speed
+        self._began = time.monotonic()
+
+    def line(self) -> str:
+        """One line: time in the script, idle RTT, what is going on."""
+        now = time.monotonic() - self._began
+        at = now * self._speed
+        condition = self._link.condition(now, 0)
+        said = next((each.say for each in reversed(self._changes) if each.say and in_force(each, at)), "")
+        lost = f", {condition.loss:.0%} lost" if condition.loss else ""
+        return f"script at {at:.0f} s: idle RTT {seconds(condition.rtt)}{lost}; {said or 'the link is as it began'}"
+
+
+def _watch(client: Client, duration: float | None, story: Story) -> None:
     end = float("inf") if duration is None else time.monotonic() + duration
     out = console()
     out.print(_where(client.endpoint))
     if not sys.stdout.isatty():
         while _nap(PLAIN_SECONDS, end):
+            out.print(f"simulated {story.line()}", markup=False)
             for line in _lines(client):
                 out.print(line, markup=False)
         return
@@ -63,7 +102,8 @@ def _watch(client: Client, duration: float | None) -> None:
         while _nap(REFRESH_SECONDS, end):
             offload, measured = _ask(client)
             rows = engine_rows(offload, measured)
-            live.update(Group(Text(TITLE, style="bold yellow"), table(ENGINE_COLUMNS, rows)), refresh=True)
+            title = Text(TITLE, style="bold yellow")
+            live.update(Group(title, Text(story.line(), style="cyan"), table(ENGINE_COLUMNS, rows)), refresh=True)
 
 
 def _nap(seconds: float, end: float) -> bool:
@@ -101,7 +141,7 @@ def _where(url: str) -> str:
 def _service(port: int, state: Path) -> Iterator[str]:
     """`kvguard serve` as a process of its own, so that traffic and service do not share an interpreter."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("KVGUARD_")}
-    command = [sys.executable, "-m", "guard.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-c", _CHILD, str(os.getpid()), "serve", "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(
         [*command, "--state-dir", str(state)], stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
     )

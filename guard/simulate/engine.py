@@ -1,319 +1,295 @@
-"""One simulated engine: requests go through the real gate, and their records are those of the real hook.
+"""One simulated engine: intake, caches, the road to the remote tier as its connector takes it, and the batcher.
 
-Nothing here waits: every step schedules the next one. Times are seconds on the simulation's clock; the records hold
-nanoseconds, as in the hook.
+What the connector does is what its entry in `guard.connectors` says: LMCache's multi-process connector pulls the data
+in its lookup, ahead of scheduling; the in-process one looks up and loads inside the engine's loop and holds the whole
+batch up; a Mooncake store's lookup blocks, its load does not.
 """
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Protocol
 
-from guard import gate, semconv
-from guard.connectors import LOAD_ASYNC, Capability
-from guard.costs import Traffic
-from guard.hook.recorder import Record, Recorder
-from guard.hook.requests import Attempt, Backend, DecodeRecord, Leg, RequestRecord, RequestState, Scope
-from guard.simulate import model
-from guard.wire import AttributeValue, Directive, Span
-
-STEP_SECONDS: Final = 0.004
-"""A scheduler step: what a request waits for before somebody looks at it."""
-
-FAILED_FETCHES: Final = 0.005
-ABORTED: Final = 0.01
-FAILURE_SECONDS: Final = 0.25
-_LEG: Final = 0
-_CLIENT: Final = 3
-
-At = Callable[[float, Callable[[float], None]], None]
-
-
-class Leases(Protocol):
-    """What the engine needs of `guard.hook.directives.Directives`."""
-
-    def current(self, backend: str) -> Directive | None:
-        """The directive in force."""
-        ...
-
-
-@dataclass(slots=True)
-class Simulated:
-    """A record of the hook whose spans are marked as simulated; `fetch` adds what a simulation knows for certain."""
-
-    record: Record
-    fetch: Mapping[str, AttributeValue] = field(default_factory=dict)
-
-    def spans(self) -> Iterator[Span]:
-        """The record's spans, marked."""
-        for span in self.record.spans():
-            span.attributes[semconv.SIMULATED] = True
-            if span.name == semconv.SPAN_FETCH:
-                span.attributes.update(self.fetch)
-            yield span
-
-
-@dataclass(slots=True)
-class Operations:
-    """Operations against the store, one after the other: the reads of a fetch, or one store."""
-
-    state: RequestState
-    name: str
-    parent_id: int
-    span_ids: list[int]
-    start: int
-    end: int
-    attributes: dict[str, AttributeValue]
-
-    def spans(self) -> Iterator[Span]:
-        """One span per operation, each with its share of the time."""
-        state, share = self.state, (self.end - self.start) // len(self.span_ids)
-        for number, span_id in enumerate(self.span_ids):
-            start = self.start + number * share + state.anchor
-            yield Span(
-                name=self.name, trace_id=f"{state.trace_id:032x}", span_id=f"{span_id:016x}",
-                parent_id=f"{self.parent_id:016x}", start_ns=start, end_ns=start + share,
-                attributes=dict(self.attributes), kind=_CLIENT,
-            )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Job:
-    """One request on its way."""
-
-    state: RequestState
-    leg: Leg
-    prompt: model.Prompt
-    attempt: Attempt | None = None
-    facts: dict[str, AttributeValue] = field(default_factory=dict)
+from guard.connectors import LOAD_SYNC
+from guard.simulate.batch import Batcher, Then
+from guard.simulate.cache import BlockCache
+from guard.simulate.clock import Schedule
+from guard.simulate.job import Gates, Job, Prompt, Sink
+from guard.simulate.link import Link
+from guard.simulate.reads import Lanes, Operation
+from guard.simulate.scenario import Scenario
 
 
 class Engine:
-    """Queues, caches and times of one engine. `at` schedules a step; `anchor_ns` turns its clock into Unix time."""
+    """Everything that happens to the requests of one engine. Seeded; all time comes from the schedule."""
 
     def __init__(
         self,
         number: int,
-        scope: Scope,
-        backend: Backend,
+        scenario: Scenario,
         *,
-        recorder: Recorder,
-        directives: Leases,
-        link: model.Link,
-        store: model.PrefixCache,
+        schedule: Schedule,
+        link: Link,
+        store: BlockCache,
+        gates: Gates,
+        sink: Sink,
         rng: random.Random,
-        at: At,
-        anchor_ns: int,
     ) -> None:
-        self.backend = backend
-        self._number = number
-        self._scope = scope
-        self._recorder = recorder
-        self._directives = directives
+        self.number = number
+        self.capability = scenario.connector.capability
+        self._scenario = scenario
+        self._connector = scenario.connector
+        self._schedule = schedule
         self._link = link
         self._store = store
+        self._gates = gates
+        self._sink = sink
         self._rng = rng
-        self._at = at
-        self._anchor = anchor_ns
-        self._local = model.PrefixCache(40_000, model.BLOCK_TOKENS)
+        self._chunk = scenario.connector.chunk_tokens
+        self._local = BlockCache(scenario.engine.local_tokens // self._chunk)
+        self._slots: deque[Job] = deque()  # match known, KV blocks not yet free
         self._count = 0
-        self._queue: deque[Job] = deque()
-        self._busy = False
-        self._waiting = 0
-        self._decoding = 0
-        self._inflight = 0
+        self._batches = 0
+        self.batch = Batcher(scenario.engine, schedule, self, rng)
+        self.lanes = Lanes(
+            number, link, schedule, readers=scenario.connector.readers, timeout=scenario.connector.timeout
+        )
+        self.waiting = 0
 
-    @property
-    def _capability(self) -> Capability:
-        return self.backend.capability
-
-    def arrive(self, now: float, prompt: model.Prompt) -> None:
+    def arrive(self, now: float, prompt: Prompt) -> Job:
         """A request comes in."""
         self._count += 1
         rng = self._rng
-        intake = rng.lognormvariate(-6.2, 0.4)  # about 2 ms
-        state = RequestState(
-            request=None,
-            internal_id=f"sim-{self._number}-{self._count}-{rng.getrandbits(32):08x}",
-            trace_id=rng.getrandbits(128) or 1,
-            span_id=rng.getrandbits(64) or 1,
-            parent_id=0,
-            sampled=True,
-            arrival=_ns(now),
-            seen=_ns(now + intake),
-            anchor=self._anchor,
-            prompt_tokens=prompt.tokens,
-            running=self._decoding,
-            waiting=self._waiting,
-            draw=rng.random(),
-        )
-        leg = state.legs[_LEG] = Leg(self.backend, rng.getrandbits(64) or 1)
-        job = Job(state, leg, prompt)
-        self._waiting += 1
-        self._at(now + intake + self._step(), lambda at: self._look_up(at, job))
+        job = Job(self._count, prompt, self.number, now, rng.random())
+        job.running, job.waiting = self.batch.running, self.waiting
+        self.waiting += 1
+        job.seen = now + self._scenario.engine.intake_seconds * rng.lognormvariate(0.0, 0.2)
+        self._schedule.at(job.seen, lambda at: self._seen(at, job))
+        if self._scenario.abort and rng.random() < self._scenario.abort:
+            self._schedule.at(job.seen + rng.expovariate(4.0), lambda at: self._abort(at, job))
+        self._schedule.at(now + self._scenario.patience, lambda at: self._abort(at, job))
+        return job
 
-    def _look_up(self, now: float, job: Job) -> None:
-        state, leg, prompt = job.state, job.leg, job.prompt
-        leg.local = self._local.matched(prompt.conversation, prompt.tokens)
-        directive = self._directives.current(self.backend.label)
-        leg.directive_id = directive.id if directive else ""
-        leg.skip = gate.admit_lookup(
-            directive, self._capability, prompt_tokens=prompt.tokens, local_tokens=leg.local,
-            traffic=Traffic(inflight=self._inflight), draw=state.draw,
-        )  # fmt: skip
-        if not leg.skip.admitted:
-            self._ready(now, job)
+    def peek(self, job: Job) -> int:
+        """Tokens that the store holds of a request now, beyond what is local."""
+        return max(0, self._usable(job, job.prompt.hits[1] if job.prompt.hits else self._in_store(job)) - job.local)
+
+    def remote_seconds(self, now: float, job: Job, tokens: int) -> float:
+        """Seconds that reading `tokens` would take from now on, if nobody else came: for the clairvoyant policy."""
+        connector = self._connector
+        chunks = job.prompt.tokens // self._chunk
+        trips = connector.lookup_trips * chunks + connector.fetch_trips * (tokens // self._chunk)
+        size = tokens * connector.bytes_per_token
+        ready = self._link.ready(now, self.number)
+        condition = self._link.condition(ready, self.number)
+        own = connector.lookup_seconds + connector.fetch_seconds + trips * condition.rtt
+        queued = self.lanes.queued_seconds(condition.rtt) + self._link.queued(now)
+        return ready - now + own + self._link.seconds(size, condition) + queued
+
+    def worth_seconds(self, job: Job, tokens: int) -> float:
+        """What a read of `tokens` may take before recomputing is quicker: the prefill saved and the queue ahead."""
+        spec, left = self._scenario.engine, job.prompt.tokens - job.local
+        after = left - tokens
+        attention = left * (job.prompt.tokens - left / 2) - after * (job.prompt.tokens - after / 2)
+        saved = spec.token_seconds * tokens + spec.attention_seconds * attention
+        return saved if self.capability.load == LOAD_SYNC else saved + self.batch.backlog()
+
+    # -- the road to the remote tier ---------------------------------------------------------------------------------
+
+    def _seen(self, now: float, job: Job) -> None:
+        if self.capability.lookup_blocks:
+            self.batch.ready(now, job)
+        else:
+            if self._refused(now, job):
+                self.batch.ready(now, job)
+            else:
+                self._look_up(now, job, lambda at: self._answered(at, job))
+
+    def _refused(self, now: float, job: Job) -> bool:
+        """The skip gate."""
+        job.asked = True
+        self._match_local(job)
+        job.skip = self._gates.lookup(now, job)
+        return not job.skip.admitted
+
+    def _look_up(self, now: float, job: Job, then: Then) -> None:
+        connector = self._connector
+        job.lookup_start = now
+        job.rtt = self._link.condition(now, self.number).rtt
+        chunks = job.prompt.tokens // self._chunk
+        job.found = self._usable(job, job.prompt.hits[1] if job.prompt.hits else self._in_store(job))
+        trips, size = connector.lookup_trips * chunks, 0
+        if self.capability.lookup_moves_data:
+            trips += connector.fetch_trips * (job.found // self._chunk)
+            size = job.found * connector.bytes_per_token
+        job.lookup_trips, job.moved_bytes = trips, size
+        self._gates.opened(now, job)
+        limit = self._gates.deadline(job)
+        if limit is not None and not self.capability.lookup_blocks:
+            self._schedule.at(now + limit, lambda at: self._give_up(at, job))
+
+        def done(at: float, ok: bool) -> None:
+            if job.gave_up:
+                self._gates.closed(at, job, ok=ok)
+                return
+            job.lookup_end = at
+            job.failed = job.failed or not ok
+            job.matched = max(0, job.found - job.local) if ok else 0
+            if job.aborted:
+                job.matched = 0  # its read says nothing
+            if not job.matched:
+                self._gates.closed(at, job, ok=ok)
+            then(at)
+
+        pieces = chunks if size else 1
+        self.lanes.start(now, Operation(connector.lookup_seconds, trips, size, pieces, done))
+
+    def _answered(self, now: float, job: Job) -> None:
+        """The load gate, and the load when it lets the request through and is asynchronous."""
+        if job.aborted:
             return
-        leg.start = leg.first_poll = _ns(now)
-        leg.round_trips = -(-prompt.tokens // model.CHUNK_TOKENS)
-        seconds = model.LOOKUP_SECONDS + leg.round_trips * self._rtt(now)
-        leg.polls = 1 + int(seconds / STEP_SECONDS) if self._asynchronous else 1
-        self._at(now + seconds, lambda at: self._looked_up(at, job, directive))
-
-    def _looked_up(self, now: float, job: Job, directive: Directive | None) -> None:
-        leg, prompt = job.leg, job.prompt
-        leg.end = _ns(now)
-        leg.matched = max(0, self._store.matched(prompt.conversation, prompt.tokens) - leg.local)
-        if leg.matched:
-            leg.load = gate.admit_load(
-                directive, self._capability, matched_tokens=leg.matched,
-                matched_bytes=leg.matched * self.backend.token_bytes, traffic=Traffic(inflight=self._inflight),
-                draw=job.state.draw,
-            )  # fmt: skip
-        if leg.load is None or not leg.load.admitted:
-            self._ready(now, job)
-        elif self._asynchronous:
-            self._at(now + self._step(), lambda at: self._fetch(at, job, lambda end: self._ready(end, job)))
+        if job.matched:
+            job.load = self._gates.load(now, job)
+        if self._waits(job):
+            self._slots.append(job)
+            self._allocate(now)
         else:
-            self._ready(now, job)  # loaded inside its step
+            self.batch.ready(now, job)
 
-    def _fetch(self, now: float, job: Job, then: Callable[[float], None]) -> None:
-        leg, rtt = job.leg, self._rtt(now)
-        self._inflight += 1
-        if not job.state.alloc:
-            job.state.alloc = _ns(now)
-        attempt = job.attempt = Attempt(
-            backend=self.backend, number=1, span_id=self._rng.getrandbits(64) or 1, start=_ns(now),
-            tokens=leg.matched, asynchronous=self._asynchronous, inflight=self._inflight,
-            batch=0 if self._asynchronous else self._rng.getrandbits(63) + 1,
-        )  # fmt: skip
-        job.state.attempts.append(attempt)
-        trips = -(-leg.matched // model.CHUNK_TOKENS)
-        job.facts = {semconv.ROUND_TRIPS: trips, semconv.NETWORK_RTT: rtt}
-        if self._rng.random() < FAILED_FETCHES:
-            attempt.failed, attempt.error, end = True, "simulated", now + FAILURE_SECONDS
-        else:
-            end = self._link.transfer(now, leg.matched * self.backend.token_bytes)
-            end += model.FETCH_SECONDS + trips * rtt
-        self._at(end, lambda at: self._fetched(at, job, then))
+    def _waits(self, job: Job) -> bool:
+        """Whether it waits for a load outside the engine's loop."""
+        return job.load is not None and job.load.admitted and not job.usable and self.capability.load != LOAD_SYNC
 
-    def _fetched(self, now: float, job: Job, then: Callable[[float], None]) -> None:
-        attempt, state = job.attempt, job.state
-        assert attempt is not None  # noqa: S101
-        self._inflight -= 1
-        attempt.end = _ns(now)
-        state.load_failed = attempt.failed
-        attempt.loaded = 0 if attempt.failed else attempt.tokens
-        if self._capability.reads_in_process and not attempt.failed:
-            count = -(-attempt.tokens // model.CHUNK_TOKENS)
-            self._operations(
-                job, semconv.SPAN_READ, attempt.span_id, attempt.start, attempt.end, count,
-                {semconv.OPERATION: "GET", semconv.KEYS: 1,
-                 semconv.BYTES: attempt.tokens * self.backend.token_bytes // count},
-            )  # fmt: skip
-        then(now)
+    def _allocate(self, now: float) -> None:
+        """KV blocks for those whose match is known, in the order in which they came."""
+        while self._slots and (self._slots[0].aborted or self._slots[0].gave_up or self.batch.fits(self._slots[0])):
+            job = self._slots.popleft()
+            if job.aborted or job.gave_up:
+                job.matched = 0
+                self._gates.closed(now, job, ok=True)
+                continue
+            self.batch.allocate(job)
+            job.alloc = now
+            self._fetch(now, job, lambda at, each=job: self._loaded(at, each))  # type: ignore[misc]
 
-    def _ready(self, now: float, job: Job) -> None:
-        self._queue.append(job)
-        self._next(now)
+    def _loaded(self, now: float, job: Job) -> None:
+        if job.aborted:
+            self.batch.free(job)
+            self._allocate(now)
+        elif not job.gave_up:
+            self.batch.ready(now, job)
 
-    def _next(self, now: float) -> None:
-        if self._busy or not self._queue:
-            return
-        self._busy = True
-        job = self._queue.popleft()
-        state = job.state
-        state.alloc = state.alloc or _ns(now)
-        state.scheduled = _ns(now)
-        self._waiting -= 1
-        if self._rng.random() < ABORTED:
-            self._tell(now, job)
-            self._free(now)
-        elif job.leg.load is not None and job.leg.load.admitted and job.attempt is None:
-            self._fetch(now, job, lambda end: self._prefill(end, job))  # the whole batch waits for it
-        else:
-            self._prefill(now, job)
+    def _fetch(self, now: float, job: Job, then: Then) -> None:
+        connector = self._connector
+        job.fetch_start = now
+        moved = self.capability.lookup_moves_data
+        chunks = job.matched // self._chunk
+        job.fetch_trips = 0.0 if moved else connector.fetch_trips * chunks
+        job.fetch_bytes = job.matched * connector.bytes_per_token
+        size = 0 if moved else job.fetch_bytes
+        job.moved_bytes += size
 
-    def _prefill(self, now: float, job: Job) -> None:
-        loaded = job.attempt.loaded if job.attempt else 0
-        computed = max(1, job.prompt.tokens - job.leg.local - loaded)
-        seconds = model.prefill_seconds(job.prompt.tokens, computed) * (1.0 + 0.01 * self._decoding)
-        self._at(now + seconds, lambda at: self._first_token(at, job))
+        def done(at: float, ok: bool) -> None:
+            job.fetch_end = at
+            job.failed = job.failed or not ok
+            self._gates.closed(at, job, ok=ok)
+            if not job.gave_up:
+                job.loaded = job.matched if ok else 0
+                job.usable = at
+            then(at)
 
-    def _first_token(self, now: float, job: Job) -> None:
-        state, prompt = job.state, job.prompt
-        state.first = _ns(now)
-        self._tell(now, job)
-        self._local.put(prompt.conversation, prompt.tokens)
-        directive = self._directives.current(self.backend.label)
-        if directive is None or directive.stores:
-            self._write(now, job)
-        self._decoding += 1
-        state.output_tokens = prompt.output
-        self._at(
-            now + (prompt.output - 1) * model.DECODE_SECONDS * (1.0 + 0.02 * self._decoding),
-            lambda at: self._finish(at, job),
-        )
-        self._free(now)
+        operation = Operation(connector.fetch_seconds, job.fetch_trips, size, chunks, done)
+        operation.broken = connector.failures > 0 and self._rng.random() < connector.failures
+        self.lanes.start(now, operation)
 
-    def _finish(self, now: float, job: Job) -> None:
-        self._decoding -= 1
-        job.state.finish = _ns(now)
-        self._recorder.append(Simulated(DecodeRecord(job.state, self._scope)))
+    def _give_up(self, now: float, job: Job) -> None:
+        """A fixed deadline: the request is computed, its read goes on for nothing."""
+        if not (job.usable or job.scheduled or job.aborted) and (job.load is None or job.load.admitted):
+            if job.lookup_end and not job.matched:
+                return
+            job.gave_up = True
+            job.lookup_end = job.lookup_end or now
+            job.usable = now
+            self.batch.ready(now, job)
 
-    def _write(self, now: float, job: Job) -> None:
-        new = self._store.put(job.prompt.conversation, job.prompt.tokens)
+    # -- what the batcher asks ---------------------------------------------------------------------------------------
+
+    def admit(self, now: float, job: Job, then: Then) -> bool:
+        """A lookup inside the engine's loop."""
+
+        def answered(at: float) -> None:
+            if job.matched and not job.aborted:
+                job.load = self._gates.load(at, job)
+            then(at)
+
+        if self._refused(now, job):
+            return True
+        self._look_up(now, job, answered)
+        return False
+
+    def schedulable(self, now: float, job: Job) -> bool:
+        """Knows its local match, or goes to wait for its load."""
+        if self._waits(job):
+            self._slots.append(job)
+            self._allocate(now)
+            return False
+        if not job.loaded and not self.loads(job):
+            self._match_local(job)
+        job.alloc = job.alloc or now
+        job.position = job.local + job.loaded
+        return True
+
+    def loads(self, job: Job) -> bool:
+        """Whether it loads inside the engine's loop."""
+        return job.load is not None and job.load.admitted and self.capability.load == LOAD_SYNC
+
+    def load(self, now: float, job: Job, then: Then) -> None:
+        """Its part of a synchronous load."""
+        self._fetch(now, job, then)
+
+    def loaded(self, now: float, jobs: list[Job]) -> None:
+        """The engine goes on when the last load of its step has ended: each was that long, as the hook tells it."""
+        self._batches += 1
+        for job in jobs:
+            job.fetch_start, job.fetch_end, job.usable, job.batch = job.alloc, now, now, self._batches
+            job.position = job.local + job.loaded
+            if job.aborted:
+                self.batch.free(job)
+
+    def first(self, now: float, job: Job) -> None:
+        """The first token: caches know the prompt, and the sink the request."""
+        self.waiting -= 1
+        self._local.put(job.prompt.blocks)
+        self._sink.first(now, job)
+        new = self._store.put(job.prompt.blocks) * self._chunk if self._gates.stores(self.number) else 0
         if new:
-            size = new * self.backend.token_bytes
-            self._at(
-                self._link.transfer(now, size) + self._rtt(now),
-                lambda at: self._operations(
-                    job, semconv.SPAN_STORE, job.state.span_id, _ns(now), _ns(at), 1,
-                    {semconv.TOKENS: new, semconv.BLOCKS: new // model.BLOCK_TOKENS, semconv.BYTES: size},
-                ),
-            )  # fmt: skip
+            condition = self._link.condition(now, self.number)
+            size = new * self._connector.bytes_per_token
+            self._sink.stored(now, job, new, condition.rtt + self._link.seconds(size, condition))
 
-    def _operations(
-        self, job: Job, name: str, parent: int, start: int, end: int, count: int, facts: dict[str, AttributeValue]
-    ) -> None:
-        common: dict[str, AttributeValue] = {
-            semconv.INTERNAL_ID: job.state.internal_id,
-            semconv.ENGINE_ID: self._scope.engine_id,
-            semconv.BACKEND: self.backend.label,
-            semconv.OUTCOME: semconv.OUTCOME_OK,
-        }
-        ids = [self._rng.getrandbits(64) or 1 for _ in range(count)]
-        self._recorder.append(Simulated(Operations(job.state, name, parent, ids, start, end, {**common, **facts})))
+    def finished(self, now: float, job: Job) -> None:
+        """The last token."""
+        self._allocate(now)
+        self._sink.finished(now, job)
 
-    def _tell(self, now: float, job: Job) -> None:
-        record = RequestRecord(job.state, self._scope, tuple(job.state.attempts), (), _ns(now))
-        self._recorder.append(Simulated(record, job.facts))
+    def _abort(self, now: float, job: Job) -> None:
+        if job.first or job.aborted:
+            return
+        job.aborted = now
+        self.waiting -= 1
+        if not job.fetch_start or job.fetch_end:  # a load under way goes on, and keeps its blocks
+            self.batch.free(job)
+            self._allocate(now)
+        self._sink.first(now, job)
+        self._sink.finished(now, job)
 
-    def _free(self, now: float) -> None:
-        self._busy = False
-        self._next(now)
+    # -- caches ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _asynchronous(self) -> bool:
-        return self._capability.load == LOAD_ASYNC
+    def _match_local(self, job: Job) -> None:
+        held = job.prompt.hits[0] if job.prompt.hits else self._local.matched(job.prompt.blocks) * self._chunk
+        job.local = self._usable(job, held)
 
-    def _rtt(self, now: float) -> float:
-        return model.rtt_seconds(now, self._number) * self._rng.lognormvariate(0.0, 0.1)
+    def _in_store(self, job: Job) -> int:
+        return self._store.matched(job.prompt.blocks) * self._chunk
 
-    def _step(self) -> float:
-        return self._rng.uniform(0.0, STEP_SECONDS)
-
-
-def _ns(seconds: float) -> int:
-    return int(seconds * 1e9)
+    def _usable(self, job: Job, tokens: int) -> int:
+        """Never all of a prompt: its last token must be computed."""
+        return min(tokens, (job.prompt.tokens - 1) // self._chunk * self._chunk)

@@ -1,131 +1,113 @@
 """Runs simulated engines in real time against a kvguard service: what `kvguard demo` and `make run` show.
 
-The requests and their times are invented (`guard.simulate.model`); what carries them is not: each engine has the
-hook's own recorder, exporter and directive poller, and asks the real gate. Every span says `kvguard.simulated`, and
+The requests and their times are invented (a scenario); what carries them is not: each engine has the hook's own
+recorder, exporter and directive poller, and asks the real gate. Every span says `kvguard.simulated`, and
 `service.name` is `vllm-simulated`.
 """
 
-import heapq
-import itertools
 import os
 import random
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from guard import __version__, semconv
-from guard.connectors import LMCACHE, LMCACHE_MP
 from guard.hook.config import HookConfig
 from guard.hook.directives import Directives
 from guard.hook.exporter import Exporter
 from guard.hook.recorder import Recorder
 from guard.hook.requests import Backend, Scope
-from guard.simulate import model
-from guard.simulate.engine import Engine, Leases
+from guard.simulate import scenario as scenarios
+from guard.simulate.guarded import Guarded, Leases
+from guard.simulate.job import Job
+from guard.simulate.records import ADDRESS, MODEL, engine_id
+from guard.simulate.run import Simulation
+from guard.simulate.scenario import Scenario
+from guard.simulate.spans import Teller
 
 SERVICE: Final = "vllm-simulated"
-MODEL: Final = "simulated/8b"
-RATE: Final = 2.0
+DEFAULT_SCRIPT: Final = "demo"
 LONGEST_NAP: Final = 0.25
-BACKENDS: Final = (("lmcache-mp/resp", LMCACHE_MP), ("lmcache/redis", LMCACHE))
-"""Engines take turns: one loads asynchronously through an LMCache server, one synchronously in its own process."""
-
-
-class Schedule:
-    """What happens when. Steps run in the order of their times and see their own time as now."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
-        self._numbers = itertools.count()
-
-    def at(self, when: float, step: Callable[[float], None]) -> None:
-        """Adds a step."""
-        heapq.heappush(self._heap, (when, next(self._numbers), step))
-
-    def run_until(self, now: float) -> float:
-        """Runs what is due; returns the time of the next step, infinity when there is none."""
-        while self._heap and self._heap[0][0] <= now:
-            when, _, step = heapq.heappop(self._heap)
-            step(when)
-        return self._heap[0][0] if self._heap else float("inf")
 
 
 class Traffic:
-    """Engines and the users that talk to them, on one schedule. Seeded: the same seed gives the same requests.
+    """A scenario whose engines ask the real gate and tell the real recorders; clock 0 is `anchor_ns` in Unix time.
 
-    The schedule's clock starts at 0, which is `anchor_ns` in Unix time.
+    `speed` runs the script of the link so many times faster; requests and engines keep their own pace.
     """
 
     def __init__(
         self,
-        engines: int,
+        scenario: Scenario,
         *,
-        rate: float,
-        seed: int,
         anchor_ns: int,
-        recorders: list[Recorder],
-        directives: list[Leases],
+        recorders: Sequence[Recorder],
+        directives: Sequence[Leases],
+        speed: float = 1.0,
     ) -> None:
-        self.schedule = Schedule()
-        self._rng = random.Random(seed)  # noqa: S311  traffic, not secrets
-        self._rate = rate * engines
-        self._users = model.Conversations(self._rng, active=20 * engines)
-        link, store = model.Link(), model.PrefixCache(400_000, model.CHUNK_TOKENS)
-        for conversation, tokens in self._users.histories()[::2]:  # so that there are hits from the start
-            store.put(conversation, tokens)
-        self.engines = [
-            Engine(
-                number,
-                Scope(engine_id(number), MODEL),
-                backend(number),
-                recorder=recorders[number],
-                directives=directives[number],
-                link=link,
-                store=store,
-                rng=random.Random(f"{seed}/{number}"),  # noqa: S311
-                at=self.schedule.at,
-                anchor_ns=anchor_ns,
+        label = backend(scenario)
+        self._tellers = [
+            Teller(
+                scenario, Scope(engine_id(number), MODEL), label, recorder, anchor_ns,
+                random.Random(f"{scenario.seed}/spans {number}"),  # noqa: S311
             )
-            for number in range(engines)
-        ]
-        self.schedule.at(self._gap(), self._arrive)
+            for number, recorder in enumerate(recorders)
+        ]  # fmt: skip
+        self.simulation = Simulation(
+            scenario,
+            lambda world, _: Guarded(world, directives, label.label, label.capability),
+            self,
+            pace=speed,
+            keep=False,
+        )
+        self.schedule = self.simulation.schedule
 
-    def _arrive(self, now: float) -> None:
-        self._rng.choice(self.engines).arrive(now, self._users.next())
-        self.schedule.at(now + self._gap(), self._arrive)
+    def first(self, now: float, job: Job) -> None:
+        """A first token, or an abort before it."""
+        self._tellers[job.engine].first(now, job)
 
-    def _gap(self) -> float:
-        return self._rng.expovariate(self._rate)
+    def stored(self, now: float, job: Job, tokens: int, seconds: float) -> None:
+        """Its KV goes to the store."""
+        self._tellers[job.engine].stored(now, job, tokens, seconds)
 
-
-def engine_id(number: int) -> str:
-    """The id under which a simulated engine is known."""
-    return f"{instance(number)}/0"
-
-
-def instance(number: int) -> str:
-    """The address that a simulated engine would have."""
-    return f"simulated-{number}:8000"
+    def finished(self, now: float, job: Job) -> None:
+        """A request is over."""
+        self._tellers[job.engine].finished(now, job)
 
 
-def backend(number: int) -> Backend:
-    """The remote tier of a simulated engine."""
-    label, capability = BACKENDS[number % len(BACKENDS)]
+def backend(scenario: Scenario) -> Backend:
+    """The remote tier of every simulated engine."""
+    connector = scenario.connector
     return Backend(
-        label=label, capability=capability, address="redis.simulated", port=6379,
-        block_tokens=model.BLOCK_TOKENS, rank_bytes=model.TOKEN_BYTES,
+        label=f"{connector.kind}/simulated", capability=connector.capability, address=ADDRESS, port=6379,
+        block_tokens=16, rank_bytes=connector.bytes_per_token,
     )  # fmt: skip
+
+
+def script(name: str | None, engines: int | None = None, seed: int | None = None) -> Scenario:
+    """The scenario of a demo that runs until it is stopped.
+
+    Raises:
+        ConfigError: there is none of that name, or a key is wrong.
+    """
+    found = scenarios.load(name or DEFAULT_SCRIPT)
+    update: dict[str, object] = {"seconds": float("inf")}
+    if engines is not None:
+        update["engine"] = found.engine.model_copy(update={"count": engines})
+        update["workload"] = scenarios.scaled(found.workload, engines / found.engine.count)
+    if seed is not None:
+        update["seed"] = seed
+    return found.model_copy(update=update)
 
 
 def run(
     endpoint: str,
+    scenario: Scenario,
     *,
-    engines: int = 2,
-    rate: float = RATE,
-    seed: int = 0,
+    speed: float = 1.0,
     duration: float | None = None,
     stop_event: threading.Event | None = None,
     token_file: Path | None = None,
@@ -135,9 +117,8 @@ def run(
 
     Args:
         endpoint: URL of the service; several, comma-separated, are tried in turn.
-        engines: How many engines to simulate.
-        rate: Requests per second and engine.
-        seed: The same seed gives the same requests.
+        scenario: Engines, link and workload; see `script`.
+        speed: How much faster the changes of the link come.
         duration: Seconds; None runs until stopped.
         stop_event: Ends the run from another thread.
         token_file: Bearer token with the scope `ingest`.
@@ -149,17 +130,12 @@ def run(
         token_file=token_file,
         ca_file=ca_file,
     )
-    recorders = [Recorder(config.ring) for _ in range(engines)]
-    directives = [Directives(config, engine_id(n), [backend(n).label], MODEL) for n in range(engines)]
-    exporters = [Exporter(config, recorders[n], resource(n)) for n in range(engines)]
-    traffic = Traffic(
-        engines,
-        rate=rate,
-        seed=seed,
-        anchor_ns=time.time_ns(),
-        recorders=recorders,
-        directives=list(directives),
-    )
+    numbers = range(scenario.engine.count)
+    label = backend(scenario).label
+    recorders = [Recorder(config.ring) for _ in numbers]
+    directives = [Directives(config, engine_id(number), [label], MODEL) for number in numbers]
+    exporters = [Exporter(config, recorders[number], resource(number)) for number in numbers]
+    traffic = Traffic(scenario, anchor_ns=time.time_ns(), recorders=recorders, directives=directives, speed=speed)
     began = time.monotonic()
     end = float("inf") if duration is None else duration
     threads: list[Directives | Exporter] = [*directives, *exporters]
@@ -178,7 +154,7 @@ def resource(number: int) -> dict[str, str | int]:
     """The resource attributes of a simulated engine."""
     return {
         semconv.SERVICE_NAME: SERVICE,
-        semconv.SERVICE_INSTANCE_ID: instance(number),
+        semconv.SERVICE_INSTANCE_ID: engine_id(number).rpartition("/")[0],
         semconv.SERVICE_VERSION: __version__,
         semconv.HOST_NAME: socket.gethostname(),
         semconv.PROCESS_PID: os.getpid(),

@@ -12,7 +12,9 @@ import pytest
 from guard import gate, semconv
 from guard.hook.recorder import Recorder
 from guard.simulate import traffic
-from guard.simulate.traffic import MODEL, SERVICE, Schedule, Traffic, engine_id
+from guard.simulate.records import MODEL, engine_id
+from guard.simulate.scenario import Scenario, parse
+from guard.simulate.traffic import SERVICE, Traffic
 from guard.wire import Directive, DirectiveSet, Span
 
 ANCHOR = 1_700_000_000_000_000_000
@@ -30,10 +32,24 @@ def asked(mode: str, **more: Any) -> Lease:
     return Lease(Directive(id="d", engine_id="e", backend="b", mode=mode, **more))
 
 
-def spans_of(lease: Lease, *, seconds: float = 300.0, seed: int = 0) -> list[Span]:
+def scenario(kind: str = "lmcache-mp", *, seed: int = 0, rate: float = 3.0, **link: Any) -> Scenario:
+    return parse(
+        {
+            "seconds": 600,
+            "seed": seed,
+            "abort": 0.01,
+            "engine": {"count": 2, "token_seconds": 8e-5, "local_tokens": 60_000},
+            "connector": {"kind": kind, "failures": 0.02},
+            "link": {"gbit": 50.0, **link},
+            "workload": {"rate": rate, "users": 40, "first_tokens": 3000},
+        }
+    )
+
+
+def spans_of(lease: Lease, *, seconds: float = 150.0, seed: int = 0, kind: str = "lmcache-mp") -> list[Span]:
     """All spans of two engines over some simulated minutes; no time passes."""
     recorders = [Recorder(100_000), Recorder(100_000)]
-    made = Traffic(2, rate=2.0, seed=seed, anchor_ns=ANCHOR, recorders=recorders, directives=[lease, lease])
+    made = Traffic(scenario(kind, seed=seed), anchor_ns=ANCHOR, recorders=recorders, directives=[lease, lease])
     made.schedule.run_until(seconds)
     return [span for recorder in recorders for record in recorder.drain(100_000) for span in record.spans()]
 
@@ -42,20 +58,14 @@ def named(spans: list[Span], name: str) -> list[Span]:
     return [span for span in spans if span.name == name]
 
 
+@pytest.fixture(scope="module", params=["lmcache-mp", "lmcache", "mooncake-store"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def spans() -> list[Span]:
-    return spans_of(asked("auto"))
-
-
-def test_schedule_runs_what_is_due_in_order_and_steps_see_their_own_time():
-    schedule = Schedule()
-    seen: list[tuple[str, float]] = []
-    schedule.at(2.0, lambda at: seen.append(("b", at)))
-    schedule.at(1.0, lambda at: (seen.append(("a", at)), schedule.at(at + 0.5, lambda then: seen.append(("c", then)))))
-    schedule.at(9.0, lambda at: seen.append(("d", at)))
-    assert schedule.run_until(5.0) == 9.0
-    assert seen == [("a", 1.0), ("c", 1.5), ("b", 2.0)]
-    assert Schedule().run_until(5.0) == float("inf")
+def spans(kind: str) -> list[Span]:
+    return spans_of(asked("auto"), kind=kind)
 
 
 def test_same_seed_same_spans_other_seed_others():
@@ -63,15 +73,15 @@ def test_same_seed_same_spans_other_seed_others():
     assert spans_of(asked("on"), seconds=30.0) != spans_of(asked("on"), seconds=30.0, seed=1)
 
 
-def test_every_span_of_the_contract_is_made_and_marked(spans: list[Span]):
-    assert {span.name for span in spans} == {
+def test_every_span_of_the_contract_is_made_and_marked(spans: list[Span], kind: str):
+    names = {
         semconv.SPAN_REQUEST,
         semconv.SPAN_LOOKUP,
         semconv.SPAN_FETCH,
-        semconv.SPAN_READ,
         semconv.SPAN_STORE,
         semconv.SPAN_DECODE,
     }
+    assert {span.name for span in spans} == names | ({semconv.SPAN_READ} if kind == "lmcache" else set())
     assert all(span.attributes[semconv.SIMULATED] is True for span in spans)
     assert all(span.attributes[semconv.ENGINE_ID] in (engine_id(0), engine_id(1)) for span in spans)
     assert len({span.span_id for span in spans}) == len(spans)
@@ -104,12 +114,11 @@ def test_hits_partial_hits_and_misses_all_occur_and_add_up(spans: list[Span]):
         assert sum(int(request[part]) for part in parts) == request[semconv.INPUT_TOKENS]
         assert int(request[semconv.TOKENS_COMPUTED]) > 0
     decisions = Counter(request[semconv.DECISION] for request in requests)
-    assert decisions[semconv.DECISION_REMOTE] > 0.3 * len(requests)
+    assert decisions[semconv.DECISION_REMOTE] > 0.2 * len(requests)
     assert decisions[semconv.DECISION_NONE] > 0.1 * len(requests)
+    assert decisions[semconv.DECISION_DECLINE] > 0  # loads that failed
     assert any(request.get(semconv.ABORTED) for request in requests)
-    assert (
-        sum(int(request[semconv.TOKENS_LOCAL]) > 0 < int(request[semconv.TOKENS_LOADED]) for request in requests) > 10
-    )
+    assert sum(int(request[semconv.TOKENS_LOCAL]) > 0 < int(request[semconv.TOKENS_LOADED]) for request in requests) > 5
 
 
 def test_there_are_hits_and_misses_within_the_first_seconds():
@@ -127,25 +136,31 @@ def test_the_parts_of_ttft_add_up(spans: list[Span]):
         assert span.attributes[semconv.TTFT] == pytest.approx(span.seconds, abs=1e-6)
 
 
-def test_a_fetch_takes_at_least_its_round_trips_and_its_bytes(spans: list[Span]):
+def test_a_fetch_tells_the_idle_round_trip_and_its_bytes(spans: list[Span], kind: str):
     fetches = [span for span in named(spans, semconv.SPAN_FETCH) if span.attributes["kvguard.outcome"] == "ok"]
     assert len(fetches) > 100
+    assert {span.attributes[semconv.NETWORK_RTT] for span in fetches} == {0.0002}
     for span in fetches:
-        network = int(span.attributes[semconv.ROUND_TRIPS]) * float(span.attributes[semconv.NETWORK_RTT])
-        moving = int(span.attributes[semconv.BYTES]) / traffic.model.LINK_BYTES_PER_SECOND
-        assert span.seconds >= network + moving
+        assert span.attributes[semconv.BYTES] == int(span.attributes[semconv.TOKENS]) * 131_072
+        assert int(span.attributes[semconv.INFLIGHT]) >= 1
+        if kind == "lmcache":  # a round trip per chunk of 256 tokens, and the bytes over 50 Gbit/s
+            trips = int(span.attributes[semconv.ROUND_TRIPS])
+            assert trips == int(span.attributes[semconv.TOKENS]) // 256
+            assert span.seconds >= 0.7 * trips * 0.0002 + int(span.attributes[semconv.BYTES]) / (50e9 / 8)
+        else:
+            assert semconv.ROUND_TRIPS not in span.attributes  # no hook could see them
 
 
-def test_reads_are_as_many_as_the_round_trips_of_their_fetch(spans: list[Span]):
-    reads = Counter(span.parent_id for span in named(spans, semconv.SPAN_READ))
-    by_id = {span.span_id: span for span in named(spans, semconv.SPAN_FETCH)}
-    known = {fetch: count for fetch, count in reads.items() if fetch in by_id}
-    assert len(known) > 50
-    assert all(by_id[fetch].attributes[semconv.ROUND_TRIPS] == count for fetch, count in known.items())
-    assert {by_id[fetch].attributes[semconv.BACKEND] for fetch in known} == {"lmcache/redis"}
+def test_reads_are_as_many_as_the_round_trips_of_their_fetch():
+    found = spans_of(asked("auto"), kind="lmcache", seconds=120.0)
+    reads = Counter(span.parent_id for span in named(found, semconv.SPAN_READ))
+    by_id = {span.span_id: span for span in named(found, semconv.SPAN_FETCH)}
+    assert len(reads) > 50
+    assert all(by_id[fetch].attributes[semconv.ROUND_TRIPS] == count for fetch, count in reads.items())
 
 
-def test_off_turns_hits_into_recomputes_and_slows_the_first_token_down(spans: list[Span]):
+def test_off_turns_hits_into_recomputes_and_slows_the_first_token_down():
+    spans = spans_of(asked("auto"))
     off = spans_of(asked("off"))
     assert named(off, semconv.SPAN_LOOKUP) == named(off, semconv.SPAN_FETCH) == named(off, semconv.SPAN_READ) == []
     requests = named(off, semconv.SPAN_REQUEST)
@@ -153,19 +168,17 @@ def test_off_turns_hits_into_recomputes_and_slows_the_first_token_down(spans: li
         (semconv.DECISION_SKIP, gate.OFF)
     }
     assert {span.attributes[semconv.TOKENS_LOADED] for span in requests} == {0}
-    assert _median_ttft(off) > 1.2 * _median_ttft(spans)
+    assert _mean_ttft(off) > 1.15 * _mean_ttft(spans)
 
 
-def _median_ttft(spans: list[Span]) -> float:
-    found = sorted(
-        float(span.attributes[semconv.TTFT])
-        for span in named(spans, semconv.SPAN_REQUEST)
-        if semconv.TTFT in span.attributes
-    )
-    return found[len(found) // 2]
+def _mean_ttft(spans: list[Span]) -> float:
+    requests = [span.attributes for span in named(spans, semconv.SPAN_REQUEST)]
+    found = [float(each[semconv.TTFT]) for each in requests if semconv.TTFT in each]
+    return sum(found) / len(found)
 
 
-def test_off_does_not_turn_skipped_hits_into_rewrites(spans: list[Span]):
+def test_off_does_not_turn_skipped_hits_into_rewrites():
+    spans = spans_of(asked("auto"))
     written = sum(int(span.attributes[semconv.TOKENS]) for span in named(spans, semconv.SPAN_STORE))
     while_off = sum(int(span.attributes[semconv.TOKENS]) for span in named(spans_of(asked("off")), semconv.SPAN_STORE))
     assert while_off == pytest.approx(written, rel=0.1)
@@ -217,7 +230,7 @@ class Service:
                     return
                 number = 0 if engine_id(0).partition(":")[0] in self.path else 1
                 name = engine_id(number)
-                item = Directive(id="d", engine_id=name, backend=traffic.backend(number).label, mode="off")
+                item = Directive(id="d", engine_id=name, backend="lmcache-mp/simulated", mode="off")
                 found = DirectiveSet(engine_id=name, etag="t", directives=(item,))
                 self._answer(200, json.dumps(found.to_json()).encode())
 
@@ -253,7 +266,7 @@ def service() -> Iterator[Service]:
 def test_run_sends_traffic_obeys_directives_and_stops(service: Service):
     stop = threading.Event()
     runner = threading.Thread(
-        target=traffic.run, args=(service.url,), kwargs={"rate": 20.0, "seed": 3, "stop_event": stop}
+        target=traffic.run, args=(service.url, scenario(rate=40.0, seed=3)), kwargs={"stop_event": stop}
     )
     runner.start()
     assert service.acknowledged.wait(20)
@@ -272,5 +285,5 @@ def test_run_sends_traffic_obeys_directives_and_stops(service: Service):
 
 
 def test_run_ends_after_its_duration_without_a_service():
-    traffic.run("http://127.0.0.1:9", engines=1, rate=50.0, duration=0.3)
+    traffic.run("http://127.0.0.1:9", scenario(rate=50.0), duration=0.3)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("kvguard-")]
