@@ -291,6 +291,10 @@ FORWARD_SPANS: Final = Metric(
     "kvguard_forward_spans_total", "counter",
     "Spans forwarded to the configured OTLP endpoint, by outcome (sent, dropped, failed).", ("outcome",),
 )  # fmt: skip
+HISTORY_ROWS: Final = Metric(
+    "kvguard_history_rows_total", "counter", "Requests for the history on disk, by outcome (written, lost).",
+    ("outcome",),
+)  # fmt: skip
 JOIN_PENDING: Final = Metric(
     "kvguard_join_pending_requests", "gauge", "Requests that wait for more of their spans.",
 )  # fmt: skip
@@ -304,7 +308,7 @@ METRICS: Final = (
     KV_FETCH_OLDEST_AGE, TTFT_SECONDS, TTFT_RESIDUAL, TTFT_PROJECTED, PROJECTION_ERROR, RTT_SECONDS, RTT_IDLE,
     PROBES_TOTAL, INFLECTION_RTT, VERDICT, EVENTS_TOTAL, CONTROLLER_STATE, READS_LIMIT, SLA_REQUESTS, SLA_TTFT,
     SLA_BUDGET, SLA_ATTAINABLE, DECISIONS_TOTAL, OFFLOAD_MODE, DIRECTIVE_AGE, ENGINE_INFO, HOOK_RECORDS_DROPPED,
-    HOOK_ERRORS_TOTAL, INGEST_SPANS, INGEST_REQUESTS, INGEST_ORPHANS, INGEST_LOST, FORWARD_SPANS, JOIN_PENDING,
-    LOOP_LAST_RUN, BUILD_INFO,
+    HOOK_ERRORS_TOTAL, INGEST_SPANS, INGEST_REQUESTS, INGEST_ORPHANS, INGEST_LOST, FORWARD_SPANS, HISTORY_ROWS,
+    JOIN_PENDING, LOOP_LAST_RUN, BUILD_INFO,
 )  # fmt: skip
 """Every metric that the service exposes, in the order of docs/metrics.md."""

@@ -114,6 +114,25 @@ def doctor(
 
 
 @app.command()
+def analyze(
+    place: Annotated[str, typer.Argument(help="history_dir of a service, a Parquet file, or a URL that polars reads.")],
+    before: Annotated[
+        str | None, typer.Option(help="Day to compare with, e.g. 2026-12-01 (UTC).", show_default=False)
+    ] = None,
+    after: Annotated[str | None, typer.Option(help="Day to look at [the last one].", show_default=False)] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many of the slowest requests.")] = 10,
+    as_json: Json = False,
+) -> None:
+    """Ask the history of requests: what got slower between two days, the slowest, what hits were worth by length.
+
+    Exit code 0: nothing got slower; 1: something did, or the history cannot be read; 2: wrong usage.
+    """
+    from guard.cli import analyze as view
+
+    view.show(place, before, after, limit, as_json=as_json)
+
+
+@app.command()
 def config(config: Config = None, as_json: Json = False) -> None:
     """Show the settings of `kvguard serve` as they are in force here, and where each comes from.
 

@@ -17,6 +17,7 @@ from guard.ingest import otlp
 from guard.ingest.body import Limits
 from guard.metrics import Telemetry
 from guard.semconv import Metric
+from guard.service.archiving import Archiving
 from guard.service.directives import Clock, Registry
 from guard.service.events import Events
 from guard.service.forward import Export, Forwarder
@@ -49,7 +50,8 @@ class Runtime:
         self.window = Window(settings.window_requests, settings.window_seconds)
         self.telemetry = Telemetry(clock.monotonic, self._gauges)
         self.forwarder: Forwarder | None = None
-        self.run_id = f"{int(clock.wall() * 1000):x}"  # tells the events of this run from those of others
+        self.run_id = f"{int(clock.wall() * 1000):x}"  # tells events and files of this run from those of others
+        self.archiving = Archiving.of(settings, self.run_id, clock, self.telemetry)
         self.streams = 0  # clients of /v1/events
         self.ticked = (clock.monotonic(), clock.wall())
         self._limits = Limits(max_body=settings.max_body_bytes, max_decompressed=settings.max_decoded_bytes)
@@ -85,6 +87,7 @@ class Runtime:
         for record in self.joiner.advance(now_ns):
             self.window.add(record, now_ns)
             self.telemetry.observe(record)
+            self.archiving.add(record)
         for record in self.joiner.amended:
             self.window.amend(record)
             self.telemetry.amend(record)
@@ -97,6 +100,7 @@ class Runtime:
         for event in self.registry.news():
             self.events.publish(event)
         self.journal.flush()
+        self.archiving.flush()
         self._ticks += 1
         if self._ticks % _SWEEP_TICKS == 0:
             self.registry.forget_silent()
@@ -121,6 +125,7 @@ class Runtime:
         """Writes what must outlive the process and closes the ledger."""
         await self.switches.close()
         await self.journal.close()
+        await self.archiving.close()
 
     def _told(self, event: Event) -> None:
         self.telemetry.count(semconv.EVENTS_TOTAL, event.kind)

@@ -25,7 +25,11 @@ async def livez(request: Request) -> Response:
 async def readyz(request: Request) -> Response:
     """200 when spans and polls are served. A ledger that cannot be written does not make it 503: hooks need us."""
     runtime: Runtime = request.app.state.runtime
-    return _health(request, {"loop": _loop_problem(request)}, {"ledger": runtime.journal.problem})
+    return _health(
+        request,
+        {"loop": _loop_problem(request)},
+        {"ledger": runtime.journal.problem, "history": runtime.archiving.problem},
+    )
 
 
 @router.get("/metrics", dependencies=[Depends(require("read"))])
