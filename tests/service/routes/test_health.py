@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 
 async def test_live_and_ready_until_the_loop_is_stuck(client: httpx2.AsyncClient, runtime: Runtime, hands: Any) -> None:
     assert (await client.get("/livez")).text == "ok\n"
-    assert (await client.get("/readyz?verbose")).text == "[+]loop ok\n[+]ledger ok\nok\n"
+    assert (await client.get("/readyz?verbose")).text == "[+]loop ok\n[+]ledger ok\n[+]history ok\nok\n"
     runtime.tick = lambda: None  # type: ignore[method-assign]
     hands.advance(6)
     for path in ("/livez", "/readyz"):
