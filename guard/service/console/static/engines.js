@@ -12,7 +12,9 @@ export function drawEngines(offload, traffic, onSwitch) {
   const wanted = byId("filter").value.trim().toLowerCase();
   const all = offload.engines.map((row) => ({ ...row, traffic: seen.get(keyOf(row)) ?? null }));
   const found = all.filter((row) => `${row.engine_id} ${row.backend} ${row.model}`.toLowerCase().includes(wanted));
-  found.sort((a, b) => trouble(b) - trouble(a) || (keyOf(a) < keyOf(b) ? -1 : 1));
+  // In the order of their names, so that nothing moves under the pointer; only where not all fit, trouble comes first.
+  const first = found.length > MOST ? (a, b) => trouble(b) - trouble(a) : () => 0;
+  found.sort((a, b) => first(a, b) || (keyOf(a) < keyOf(b) ? -1 : 1));
   const shown = found.slice(0, MOST);
   show(byId("filter-label"), all.length > 6 || wanted !== "");
   setText(byId("engines-note"), note(all, found, shown, offload.default_mode));

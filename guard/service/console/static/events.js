@@ -30,10 +30,10 @@ export function drawEvents() {
   const newest = [...held.values()].filter((event) => !event.old || event.at < streamed - 1).sort((a, b) => b.at - a.at).slice(0, KEPT);
   for (const key of [...held.keys()]) if (!newest.some((event) => event.key === key)) held.delete(key);
   keyed(byId("events"), newest, (event) => event.key, (event) => ({
-    node: el("li", { class: `event ${event.kind}` },
+    node: el("li", { class: `event kind-${event.kind}` },
       el("time", { datetime: new Date(event.at * 1000).toISOString() }, clock(new Date(event.at * 1000))),
       el("span", { class: "event-kind" }, event.kind),
-      el("span", {}, event.message, event.scope ? el("small", {}, ` ${event.scope}`) : null)),
+      el("span", {}, event.message, event.scope && !event.message.includes(event.scope) ? el("small", {}, ` ${event.scope}`) : null)),
   }));
   show(byId("events-empty"), !newest.length);
 }
