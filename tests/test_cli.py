@@ -70,6 +70,8 @@ def test_switch_see_and_clear(url: str) -> None:
     )  # fmt: skip
     assert 590 < override["ttl_seconds"] <= 600
     text = invoke("status", "--endpoint", url).stdout
+    told = json.loads(invoke("status", "--endpoint", url, "--json").stdout)["headline"]
+    assert text.startswith(f"{told['title']}\n  {told['why']}\n")  # what the console says too
     assert re.search(r"engine:x/9 +off +no +\d+\.\d min", text)
     done = invoke("offload", "clear", "--scope", "engine:x/9", "--endpoint", url)
     assert (done.exit_code, done.stdout) == (0, "engine:x/9: cleared; no live engine is in this scope now\n")
@@ -118,6 +120,8 @@ def test_an_unknown_request(url: str) -> None:
         (["status", "--endpoint", "127.0.0.1:1"], "is not a URL"),
         (["status", "--token-file", "/no/such"], "token file /no/such"),
         (["offload", "off", "--ttl", "soon"], "is not a time"),
+        (["offload", "off", "--on-lease-expiry", "maybe"], "is not one of 'keep', 'open'"),
+        (["completion", "tcsh"], "is not one of 'bash', 'zsh', 'fish'"),
         (["offload", "maybe"], "No such command"),
         (["config", "--config", "/no/such"], "config: /no/such: No such file"),
     ],
@@ -130,7 +134,7 @@ def test_wrong_usage_is_2(arguments: list[str], message: str) -> None:
 
 def test_a_scope_that_is_none(url: str) -> None:
     done = run("offload", "off", "--scope", "pod:x", "--endpoint", url)
-    assert (done.returncode, "is not a scope" in done.stderr) == (1, True)
+    assert (done.returncode, "is not a scope" in done.stderr) == (2, True)
 
 
 def test_config_shows_value_and_source(tmp_path: Path) -> None:

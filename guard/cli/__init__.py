@@ -14,6 +14,9 @@ def main() -> None:
             sys.exit(doctor(sys.argv[2:]))
         sys.stderr.write(f"kvguard: {error.name} is missing: pip install 'kvguard[service]'\n")
         sys.exit(1)
+    from typer.completion import completion_init  # type: ignore[attr-defined]  # not re-exported by name
+
+    completion_init()  # else `completion` prints scripts that nobody answers
     app(prog_name="kvguard")
 
 

@@ -1,7 +1,7 @@
 """The commands of `kvguard`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -10,10 +10,27 @@ from guard.cli import offload
 from guard.cli.errors import FAILED, USAGE, fail
 from guard.cli.options import DEFAULT_ENDPOINT, CaFile, Endpoint, Json, TokenFile
 
+_HELP: Final = """Sees, explains and guards remote KV-cache offloading in vLLM.
+
+`kvguard serve` is the service; the hook inside vLLM sends to it (`KVGUARD_ENDPOINT`). The other commands ask that
+service, or need nothing at all. `kvguard demo` shows everything without vLLM; the console is at the service's address.
+"""
+_EPILOG: Final = """**Exit status** 0 done, 1 it failed or something is wrong, 2 wrong usage or settings.
+
+**Environment** `KVGUARD_ENDPOINT`, `KVGUARD_TOKEN_FILE`, `KVGUARD_CA_FILE` stand in for --endpoint, --token-file and
+--ca-file; `KVGUARD_SERVE_*` are the settings of the service (`kvguard config`); `NO_COLOR` turns colours off.
+
+**Output** Tables on standard output, `--json` for machines with the API's field names; what goes wrong, and logs, on
+standard error. `kvguard completion bash` prints the shell's completion.
+"""
+
 app = typer.Typer(
-    help="Sees, explains and guards remote KV-cache offloading in vLLM.",
+    help=_HELP,
+    epilog=_EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    add_completion=False,  # it is a command of its own
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(offload.app, name="offload")
@@ -29,7 +46,14 @@ def serve(
     config: Config = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default=False)] = None,
 ) -> None:
-    """Run the service until SIGTERM or Ctrl-C. Every key is also KVGUARD_SERVE_*; see: kvguard config."""
+    """Run the service until SIGTERM or Ctrl-C; SIGHUP reads the tokens again.
+
+    Every setting is also a key of the TOML file and a variable KVGUARD_SERVE_*; `kvguard config` shows all of them.
+    Loopback by default; any other address needs tokens. The console is at the same address.
+
+        kvguard serve --state-dir /var/lib/kvguard
+        kvguard serve --host 0.0.0.0 --config /etc/kvguard.toml
+    """
     from guard.errors import ConfigError, LedgerError
     from guard.service.server import serve as run
     from guard.settings import load
@@ -47,7 +71,14 @@ def serve(
 def status(
     endpoint: Endpoint = DEFAULT_ENDPOINT, token_file: TokenFile = None, ca_file: CaFile = None, as_json: Json = False
 ) -> None:
-    """Show the switches in force and what every engine does."""
+    """Is remote offloading helping or hurting, and why; the switches in force; what every engine does.
+
+    One screen. The first line is the verdict that the console shows too; measured and projected figures say which they
+    are. Exit status 1 when the service cannot be asked.
+
+        kvguard status
+        kvguard status --json | jq .headline
+    """
     from guard.cli import status as view
     from guard.cli.client import Client
 
@@ -63,7 +94,13 @@ def explain(
     ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
-    """Explain one request: where its time to first token went, and why."""
+    """Explain one request: where its time to first token went, what was decided, and why.
+
+    Takes any of its ids; a request with several choices has an entry for each. Requests stay for the window of the
+    service (`window_seconds`, 10 minutes).
+
+        kvguard explain cmpl-7f3a9c
+    """
     from guard.cli import explain as view
     from guard.cli.client import Client
 
@@ -95,10 +132,7 @@ def doctor(
     Looks at the environment that it runs in, so run it where vLLM starts (it works there without kvguard's other
     dependencies), or point it at a vLLM with --pid. Exit status: 0 no problem, 1 a problem, 2 wrong usage.
 
-    As in:
-
         kvguard doctor -- vllm serve MODEL --kv-transfer-config '{"kv_connector": ...}'
-
         kvguard doctor --pid 4711 --engine http://127.0.0.1:8000
     """
     from guard.cli.doctor.report import run
@@ -268,6 +302,21 @@ def sweep(
     except KeyboardInterrupt:
         fail("interrupted; the road and the switch are put back", f"the same command goes on in {out}", code=FAILED)
     command.show(out, curves, as_json=as_json)
+
+
+@app.command()
+def completion(shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="Which shell.")]) -> None:
+    """Print the completion script of a shell.
+
+    Put it where the shell looks for it; a new shell then completes commands, options and their values.
+
+        kvguard completion bash > ~/.local/share/bash-completion/completions/kvguard
+        kvguard completion zsh > "${fpath[1]}/_kvguard"
+        kvguard completion fish > ~/.config/fish/completions/kvguard.fish
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]  # not re-exported by name
+
+    typer.echo(get_completion_script(prog_name="kvguard", complete_var="_KVGUARD_COMPLETE", shell=shell))
 
 
 @app.command()

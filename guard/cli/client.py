@@ -7,9 +7,10 @@ from typing import Any, Self
 
 import httpx2
 
-from guard.cli.errors import USAGE, fail
+from guard.cli.errors import FAILED, USAGE, fail
 
 TIMEOUT = 10.0
+_ASKED_WRONGLY = (400, 422)
 
 
 class Client:
@@ -48,7 +49,7 @@ class Client:
                 "start it with: kvguard serve; or name another with --endpoint or KVGUARD_ENDPOINT",
             )
         if not response.is_success:
-            fail(*_problem(response))
+            fail(*_problem(response), code=USAGE if response.status_code in _ASKED_WRONGLY else FAILED)
         try:
             return response.json()
         except ValueError:

@@ -1,7 +1,7 @@
 """`kvguard offload`: switch remote KV reads and stores, live."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
@@ -18,8 +18,8 @@ Ttl = Annotated[str | None, typer.Option(help="The switch ends after it: 90s, 10
 Wait = Annotated[float, typer.Option(min=0, max=60, help="Seconds to wait until every live engine has applied it.")]
 Stores = Annotated[bool, typer.Option(help="Whether KV is still written to the remote tier.")]
 Expiry = Annotated[
-    str | None,
-    typer.Option(help="keep or open: what hooks do without kvguard [keep for off, else open].", show_default=False),
+    Literal["keep", "open"] | None,
+    typer.Option(help="What hooks do without kvguard [keep for off, else open].", show_default=False),
 ]
 
 _HELP = {

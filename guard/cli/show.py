@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 STYLES = {
@@ -36,6 +37,21 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, title: str =
         made.add_column(name.removesuffix(">"), justify="right" if name.endswith(">") else "left", no_wrap=True)
     for row in rows:
         made.add_row(*(_cell(value) for value in row))
+    return made
+
+
+def fitting(
+    out: Console, columns: Sequence[str], rows: Sequence[Sequence[Any]], optional: Sequence[str], *, title: str = ""
+) -> Table:
+    """As `table`, without as many of the `optional` columns as do not fit into the terminal; the last one wraps."""
+    kept = list(columns)
+    for name in (*optional, ""):
+        at = [columns.index(one) for one in kept]
+        made = table(kept, [[row[index] for index in at] for row in rows], title=title)
+        if name == "" or Measurement.get(out, out.options.update(max_width=10_000), made).maximum <= out.width:
+            break
+        kept.remove(name)
+    made.columns[-1].no_wrap = False
     return made
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from guard.cli.client import Client
-from guard.cli.show import at, console, dump, left, ratio, seconds, table
+from guard.cli.show import at, console, dump, fitting, left, ratio, seconds
 
 ENGINE_COLUMNS = (
     "engine", "backend", "mode", "from", "state", "hook", "poll age>", "req/s>", "hits>", "TTFT p50>", "TTFT p95>",
@@ -11,24 +11,36 @@ ENGINE_COLUMNS = (
 )  # fmt: skip
 
 
+OPTIONAL = ("poll age>", "miss p50>", "req/s>", "from", "hits>", "RTT p50>", "TTFT p95>")
+"""Columns that a narrow terminal goes without, the first ones first."""
+
+HEADLINE_STYLES = {"ok": "green", "departed": "yellow", "harmful": "bold red", "guarded": "cyan", "silent": "bold red"}
+
+
 def show(client: Client, *, as_json: bool) -> None:
-    """Prints the switches in force and a row per engine and backend."""
+    """Prints the verdict, the switches in force, and a row per engine and backend."""
     offload = client.get("/v1/offload")
     traffic = client.get("/v1/correlation", {"since_seconds": 60})
+    told = client.get("/v1/picture")["headline"]
     if as_json:
-        dump({**offload, "traffic": traffic["engines"]})
+        dump({"headline": told, **offload, "traffic": traffic["engines"]})
         return
     out = console()
-    out.print(f"kvguard at {client.endpoint}; without a switch the mode is {offload['default_mode']}")
+    out.print(told["title"], style=HEADLINE_STYLES.get(told["state"], "bold"), markup=False)
+    out.print(f"  {told['why']}", markup=False)
+    simulated = "; SIMULATED traffic" if traffic["simulated"] else ""
+    out.print(f"kvguard at {client.endpoint}; without a switch the mode is {offload['default_mode']}{simulated}")
     if offload["overrides"]:
         rows = [
             (item["scope"], item["mode"], "yes" if item["stores"] else "no", left(item["ttl_seconds"]),
              at(item["since"]), item["who"], item["reason"])
             for item in offload["overrides"]
         ]  # fmt: skip
-        out.print(table(("scope", "mode", "stores", "time left", "since", "who", "why"), rows, title="Switches"))
+        columns = ("scope", "mode", "stores", "time left", "since", "who", "why")
+        out.print(fitting(out, columns, rows, ("stores", "since", "who"), title="Switches"))
     if offload["engines"]:
-        out.print(table(ENGINE_COLUMNS, engine_rows(offload, traffic), title="Engines, last 60 s"))
+        rows = engine_rows(offload, traffic)
+        out.print(fitting(out, ENGINE_COLUMNS, rows, OPTIONAL, title="Engines, measured over the last 60 s"))
     else:
         out.print("No engine has polled yet. Set KVGUARD_ENDPOINT in vLLM's environment.")
 
