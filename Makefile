@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test check contract bench lab lab-env lab-test lab-bench lab-sweep wheel clean
+.PHONY: help run test check contract bench chaos soak lab lab-env lab-test lab-bench lab-sweep wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,13 @@ check: $(VENV)/.installed ## ruff, mypy --strict, import floors
 
 bench: $(VENV)/.installed ## Cost of the hook and speed of ingest, as ratios and counts
 	$(BIN)/python -m benchmarks
+
+chaos: $(VENV)/.installed ## 1,000 kills with -9 under concurrent switches; a million malformed OTLP bodies (half an hour)
+	$(BIN)/python -m tests.chaos.kills --kills 1000
+	$(BIN)/python -m tests.ingest.fuzz --bodies 1000000
+
+soak: $(VENV)/.installed ## 30 minutes at 2,000 LLM requests a second: memory, drops, latency of directives
+	$(BIN)/python -m benchmarks soak --minutes 30
 
 contract: $(VENV)/.installed ## The hook against the real connector base of vLLM 0.26, 0.29 and 0.32 (downloads their wheels)
 	KVGUARD_CONTRACT=1 $(BIN)/python -m pytest tests/contract

@@ -53,6 +53,16 @@ def build(mix: str, spans: int, now_ns: int, seed: int) -> dict[str, Payload]:
     }
 
 
+def build_one(mix: str, now_ns: int, seed: int) -> dict[str, bytes]:
+    """The spans of one request as a body, by content type."""
+    message = ExportTraceServiceRequest()
+    owner = message.resource_spans.add()
+    _set(owner.resource, {s.SERVICE_NAME: "vllm", s.SERVICE_INSTANCE_ID: "10.0.0.1:8000/0", s.HOST_NAME: "node-1"})
+    rng = random.Random(seed)
+    _request(owner.scope_spans.add(), rng, now_ns, reads=rng.randint(1, 3) if mix == "in-process" else 0)
+    return {"application/x-protobuf": message.SerializeToString(), "application/json": _json(message)}
+
+
 def _request(scope: Any, rng: random.Random, now_ns: int, reads: int) -> None:
     trace = rng.randbytes(16)
     root, load_parent = rng.randbytes(8), rng.randbytes(8)
