@@ -36,7 +36,7 @@ chaos: $(VENV)/.installed ## 1,000 kills with -9 under concurrent switches; a mi
 	$(BIN)/python -m tests.ingest.fuzz --bodies 1000000
 
 soak: $(VENV)/.installed ## 30 minutes at 2,000 LLM requests a second: memory, drops, latency of directives
-	$(BIN)/python -m benchmarks soak --minutes 30
+	$(BIN)/python -m benchmarks.soak --minutes 30
 
 contract: $(VENV)/.installed ## The hook against the real connector base of vLLM 0.26, 0.29 and 0.32 (downloads their wheels)
 	KVGUARD_CONTRACT=1 $(BIN)/python -m pytest tests/contract

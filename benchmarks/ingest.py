@@ -11,17 +11,15 @@ import hashlib
 import http.client
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.payload import MIXES, Payload, build
+from benchmarks.server import cpu_seconds, free_port, running, service
 
 GOAL = 100_000
 SPANS = int(os.environ.get("KVGUARD_BENCH_SPANS", "60000"))
@@ -74,14 +72,12 @@ def rotel_agent() -> Path | None:
 
 
 def _kvguard(warm: Payload, payload: Payload) -> float:
-    port = _free_port()
-    with tempfile.TemporaryDirectory() as state:
-        command = [sys.executable, "-m", "guard.cli", "serve", "--port", str(port), "--state-dir", state]
-        with _running(command, port) as process:
-            rate = _measure(process.pid, port, warm, payload)
-            told = _metrics(port)
-            taken = told.get('kvguard_ingest_spans_total{outcome="accepted"}', 0.0)
-            joined = sum(value for name, value in told.items() if name.startswith("kvguard_ttft_seconds_count"))
+    port = free_port()
+    with tempfile.TemporaryDirectory() as state, running(service(port, state), port) as process:
+        rate = _measure(process.pid, port, warm, payload)
+        told = _metrics(port)
+        taken = told.get('kvguard_ingest_spans_total{outcome="accepted"}', 0.0)
+        joined = sum(value for name, value in told.items() if name.startswith("kvguard_ttft_seconds_count"))
     wanted = (warm.spans + payload.spans, warm.requests + payload.requests)
     if (taken, joined) != wanted:
         raise RuntimeError(f"kvguard took {taken:.0f} spans and joined {joined:.0f} requests of {wanted}")
@@ -89,10 +85,10 @@ def _kvguard(warm: Payload, payload: Payload) -> float:
 
 
 def _rotel(agent: Path, warm: Payload, payload: Payload) -> float:
-    port = _free_port()
+    port = free_port()
     command = [str(agent), "start", "--exporter", "blackhole", "--otlp-http-endpoint", f"127.0.0.1:{port}"]
-    command += ["--otlp-grpc-endpoint", f"127.0.0.1:{_free_port()}"]
-    with _running(command, port) as process:
+    command += ["--otlp-grpc-endpoint", f"127.0.0.1:{free_port()}"]
+    with running(command, port) as process:
         return _measure(process.pid, port, warm, payload)
 
 
@@ -100,10 +96,10 @@ def _measure(pid: int, port: int, warm: Payload, payload: Payload) -> float:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     _send(connection, warm)
     time.sleep(1.0)  # what is batched or joined later belongs to the warm-up
-    before = _cpu_seconds(pid)
+    before = cpu_seconds(pid)
     _send(connection, payload)
     time.sleep(1.0)
-    return payload.spans / (_cpu_seconds(pid) - before)
+    return payload.spans / (cpu_seconds(pid) - before)
 
 
 def _send(connection: http.client.HTTPConnection, payload: Payload) -> None:
@@ -120,42 +116,3 @@ def _metrics(port: int) -> dict[str, float]:
     connection.request("GET", "/metrics")
     lines = connection.getresponse().read().decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] not in "#")}
-
-
-def _cpu_seconds(pid: int) -> float:
-    """User and system time of the process, all threads (proc_pid_stat(5), fields 14 and 15)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@contextmanager
-def _running(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Starts a server and waits for its port; stops it at the end."""
-    with tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-        try:
-            deadline = time.monotonic() + 30.0
-            while not _listens(port):
-                if process.poll() is not None or time.monotonic() > deadline:
-                    log.seek(0)
-                    raise RuntimeError(f"{command[0]} did not start: {log.read()[-1000:].decode(errors='replace')}")
-                time.sleep(0.05)
-            yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _free_port() -> int:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        return int(holder.getsockname()[1])

@@ -301,6 +301,9 @@ JOIN_PENDING: Final = Metric(
 LOOP_LAST_RUN: Final = Metric(
     "kvguard_control_loop_last_run_timestamp_seconds", "gauge", "Unix time of the last tick of the service.",
 )  # fmt: skip
+LOOP_LAG: Final = Metric(
+    "kvguard_control_loop_lag_seconds", "gauge", "Longest delay of a tick of the service since the last scrape.",
+)  # fmt: skip
 BUILD_INFO: Final = Metric("kvguard_build_info", "gauge", "1; the version that runs.", ("version",))
 
 METRICS: Final = (
@@ -309,6 +312,6 @@ METRICS: Final = (
     PROBES_TOTAL, INFLECTION_RTT, VERDICT, EVENTS_TOTAL, CONTROLLER_STATE, READS_LIMIT, SLA_REQUESTS, SLA_TTFT,
     SLA_BUDGET, SLA_ATTAINABLE, DECISIONS_TOTAL, OFFLOAD_MODE, DIRECTIVE_AGE, ENGINE_INFO, HOOK_RECORDS_DROPPED,
     HOOK_ERRORS_TOTAL, INGEST_SPANS, INGEST_REQUESTS, INGEST_ORPHANS, INGEST_LOST, FORWARD_SPANS, HISTORY_ROWS,
-    JOIN_PENDING, LOOP_LAST_RUN, BUILD_INFO,
+    JOIN_PENDING, LOOP_LAST_RUN, LOOP_LAG, BUILD_INFO,
 )  # fmt: skip
 """Every metric that the service exposes, in the order of docs/metrics.md."""

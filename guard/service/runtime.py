@@ -57,6 +57,7 @@ class Runtime:
         self._limits = Limits(max_body=settings.max_body_bytes, max_decompressed=settings.max_decoded_bytes)
         self._decoding = asyncio.Lock()
         self._ticks = 0
+        self._lag = 0.0
 
     async def receive(self, export: Export, *, big: bool, forward: bool) -> otlp.Batch:
         """Decodes an OTLP request and hands its spans to the join; a big one does not hold up the event loop.
@@ -114,7 +115,9 @@ class Runtime:
                 self.tick()
             except Exception:  # the loop's outermost frame
                 log.exception("tick_failed")
+            due = self.clock.monotonic() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
+            self._lag = max(self._lag, self.clock.monotonic() - due)
 
     def end_waits(self) -> None:
         """Ends every long poll and event stream, now and from now on: the service stops."""
@@ -167,6 +170,8 @@ class Runtime:
                 yield semconv.OFFLOAD_MODE, (poll.model, poll.engine_id, backend, asked), 1.0
         yield semconv.JOIN_PENDING, (), float(self.joiner.pending)
         yield semconv.LOOP_LAST_RUN, (), self.ticked[1]
+        yield semconv.LOOP_LAG, (), self._lag
+        self._lag = 0.0
 
 
 _OWN_DEEDS: Final = (semconv.EVENT_CONTROLLER, semconv.EVENT_SLA)  # the history keeps them, with their evidence

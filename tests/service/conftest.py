@@ -131,23 +131,32 @@ def clean_env(**more: str) -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("KVGUARD_")} | more
 
 
+def launch(state: Path, *flags: str, **env: str) -> Served:
+    """A `kvguard serve` on a free port."""
+    command = [sys.executable, "-m", "guard.cli", "serve", "--port", "0", "--state-dir", str(state), *flags]
+    return Served(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_env(**env)))
+
+
+@contextlib.contextmanager
+def started(state: Path, **env: str) -> Iterator[str]:
+    """The URL of a `kvguard serve`, which is stopped at the end."""
+    served = launch(state, **env)
+    try:
+        yield served.url
+    finally:
+        served.stop()
+
+
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """Starts `kvguard serve` on a free port; whatever still runs is stopped at the end."""
-    started: list[Served] = []
+    running: list[Served] = []
 
     def start(*flags: str, state: Path | None = None, **env: str) -> Served:
-        command = [sys.executable, "-m", "guard.cli", "serve", "--port", "0"]
-        process = subprocess.Popen(
-            [*command, "--state-dir", str(state or tmp_path / "state"), *flags],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=clean_env(**env),
-        )
-        started.append(Served(process))
-        return started[-1]
+        running.append(launch(state or tmp_path / "state", *flags, **env))
+        return running[-1]
 
     yield start
-    for served in started:
+    for served in running:
         if served.process.poll() is None:
             served.stop(signal.SIGKILL)

@@ -32,7 +32,12 @@ async def readyz(request: Request) -> Response:
     )
 
 
-@router.get("/metrics", dependencies=[Depends(require("read"))])
+@router.get(
+    "/metrics",
+    dependencies=[Depends(require("read"))],
+    response_class=PlainTextResponse,
+    responses={200: {"content": {"application/openmetrics-text": {"schema": {"type": "string"}}}}},
+)
 async def metrics(request: Request) -> Response:
     """Prometheus text, or OpenMetrics (which has exemplars) where the client accepts it."""
     runtime: Runtime = request.app.state.runtime
