@@ -33,10 +33,12 @@ SCHEMA: Final = pl.Schema(
         "reads": pl.Int64(),
         "round_trips": pl.Int64(),  # of its fetches, where every one of them told
         "inflight": pl.Int64(),  # reads in flight when its first fetch began, this one counted
+        "batch": pl.String(),  # of its last fetch: synchronous loads of one step share it and its time
+        "clamped": pl.Boolean(),  # something was out of range as sent and was put right
     }
 )
 """Columns of `frame`: a record's fields by name (`class_` as `class`), and sums over its fetches."""
-_NAMES: Final = (*_TEXT, "class_", *_COUNTS, *_SECONDS, *_FLAGS, "fetches")
+_NAMES: Final = (*_TEXT, "class_", *_COUNTS, *_SECONDS, *_FLAGS, "fetches", "clamped")
 _FIELDS: Final = attrgetter(*_NAMES)
 
 
@@ -142,7 +144,17 @@ def frame(records: Iterable[RequestRecord]) -> pl.DataFrame:
     columns["reads"] = tuple(sum(one.reads for one in held) for held in fetches)
     columns["round_trips"] = tuple(_told(held) for held in fetches)
     columns["inflight"] = tuple(held[0].inflight if held else None for held in fetches)
+    columns["batch"] = tuple(held[-1].batch if held else None for held in fetches)
+    columns["clamped"] = tuple(map(bool, columns["clamped"]))
+    columns["rtt"] = tuple(map(_rtt, columns["rtt"], fetches))
     return pl.DataFrame({name: columns[name] for name in SCHEMA}, schema=SCHEMA)
+
+
+def _rtt(probed: float | None, fetches: Sequence[FetchRecord]) -> float | None:
+    """Idle RTT of the request: as probed, else as its first fetch saw it."""
+    if probed is not None:
+        return probed
+    return next((one.network_rtt for one in fetches if one.network_rtt is not None), None)
 
 
 def _told(fetches: Sequence[FetchRecord]) -> int | None:

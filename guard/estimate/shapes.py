@@ -35,10 +35,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchModel:
-    """f = t0 + kappa*RTT + B/W + wait for what is in flight; `spread` is the sd of log(actual / projected)."""
+    """f = t0 + K*RTT + B/W + wait for what is in flight; `spread` is the sd of log(actual / projected).
+
+    K = kappa + kappa_per_byte * B serial round trips: most backends need some per chunk.
+    """
 
     t0: float
     kappa: float = 0.0
+    kappa_per_byte: float = 0.0
     seconds_per_byte: float = 0.0
     seconds_per_inflight_byte: float = 0.0
     spread: float = 0.0
@@ -46,9 +50,8 @@ class FetchModel:
 
     def seconds(self, rtt: float, size: float, inflight_bytes: float = 0.0) -> float:
         """Projected median time of a fetch of `size` bytes."""
-        return (
-            self.t0 + self.kappa * rtt + self.seconds_per_byte * size + self.seconds_per_inflight_byte * inflight_bytes
-        )
+        trips = self.kappa + self.kappa_per_byte * size
+        return self.t0 + trips * rtt + self.seconds_per_byte * size + self.seconds_per_inflight_byte * inflight_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,10 +74,14 @@ class PrefillModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupModel:
-    """u = t0 + kappa*RTT + seconds_per_byte * bytes matched; hit probability and size among those looked up."""
+    """u = t0 + K*RTT + seconds_per_byte * bytes matched, K = kappa + kappa_per_byte * bytes matched.
+
+    Hit probability and expected tokens of a hit are among those looked up. LMCacheMP reads the store here.
+    """
 
     t0: float
     kappa: float = 0.0
+    kappa_per_byte: float = 0.0
     seconds_per_byte: float = 0.0
     hit_probability: float = 0.0
     expected_tokens: float = 0.0
@@ -83,7 +90,7 @@ class LookupModel:
 
     def seconds(self, rtt: float, size: float = 0.0) -> float:
         """Projected median time of a lookup that finds `size` bytes."""
-        return self.t0 + self.kappa * rtt + self.seconds_per_byte * size
+        return self.t0 + (self.kappa + self.kappa_per_byte * size) * rtt + self.seconds_per_byte * size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +108,10 @@ class Cell:
     """All that is known of one backend x class; `class_` is "all" for the pooled one that thin classes fall back to.
 
     `pooled` says that the models are those of the pool. `rtt_*` are the idle RTT seen: its lowest decile (the floor),
-    now, and its range. `reference_*` state the request for which departure and break-even hold.
+    now, and its range. `reference_*` state the request for which departure and break-even hold: the means over the
+    hits of the class. `rest` is what its TTFT takes besides lookup and fetch, `saved` the prefill that the hit saves,
+    `remote_now` lookup and fetch of it now, `lookup_cost` a lookup now that finds nothing, `net_cost` what choosing
+    remote costs on average now (below 0: it pays), `least_tokens` the tokens from which a read pays now.
     """
 
     model: str
@@ -119,6 +129,13 @@ class Cell:
     rtt_high: float | None = None
     reference_tokens: float = 0.0
     reference_matched: float = 0.0
+    reference_local: float = 0.0
+    rest: float | None = None
+    saved: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))
+    remote_now: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))
+    lookup_cost: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))
+    net_cost: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))
+    least_tokens: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))
     departure: Figure = field(default_factory=lambda: Figure(value=PRIOR_DEPARTURE_RTT, source="prior"))
     break_even: Figure = field(default_factory=lambda: Figure(value=PRIOR_BREAK_EVEN_RTT, source="prior"))
     knee: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))

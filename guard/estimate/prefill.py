@@ -1,0 +1,92 @@
+"""Prefill time of one engine type: p = (a + b*c + d*c*(n - c/2)) * (1 + load*running)."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from guard.estimate.blocks import Blocks
+from guard.estimate.linear import Fit, fit
+from guard.estimate.samples import Array, Samples
+from guard.estimate.shapes import PrefillModel
+
+LEAST: Final = 3
+"""Fewest requests computed (nearly) in full that say what a hit saves."""
+
+_FEW: Final = 24
+_THIN: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The model, and its fit; `sizes` are the computed tokens that it rests on, sorted."""
+
+    model: PrefillModel
+    fit: Fit
+    sizes: Array
+
+    def supports(self, computed: float) -> bool:
+        """Whether at least `LEAST` requests computed half of `computed` tokens or more."""
+        return int(self.sizes.size - np.searchsorted(self.sizes, 0.5 * computed)) >= LEAST
+
+    def mean(self, prompt: float, computed: float, running: float) -> float:
+        """Mean time: the model's median times exp(spread^2/2)."""
+        return self.model.seconds(prompt, computed, running) * self.mean_factor
+
+    @property
+    def mean_factor(self) -> float:
+        """Mean over median of lognormal noise."""
+        return math.exp(0.5 * self.model.spread**2)
+
+    def saved(self, prompt: float, local: float, matched: float, running: float) -> tuple[float, float]:
+        """Mean prefill time that a hit of `matched` tokens saves, and its standard error."""
+        full, rest = prompt - local, max(prompt - local - matched, 1.0)
+        value = self.mean(prompt, full, running) - self.mean(prompt, rest, running)
+        terms = _terms(np.array([prompt, prompt]), np.array([full, rest]))
+        alone = terms @ self.fit.beta[:3]
+        row = terms[0] - terms[1]
+        if self.fit.beta.size == 4:
+            row = np.append(row, running * (alone[0] - alone[1]))
+        variance = float(self.fit.covariance(row[None])[0, 0])
+        return value, math.sqrt(max(variance, 0.0)) * self.mean_factor
+
+
+def fit_prefill(samples: Samples, weights: Array, blocks: Blocks) -> Prefill | None:
+    """The model over the rows that computed anything; None: there are none."""
+    n, c, y, running = samples["prompt"], samples["computed"], samples["prefill"], samples["running"]
+    used = (c > 0.0) & (y > 0.0) & (n >= c)
+    weights = weights * used
+    count = int(np.count_nonzero(used))
+    if count == 0:
+        return None
+    y = np.where(used, y, 1.0)
+    sizes = np.sort(c[used])
+    if count < _FEW or sizes[0] >= 0.9 * sizes[-1]:  # one size, or too few to bend a line: time in proportion
+        proportion = fit(np.where(used, c, 1.0)[:, None], y, weights, blocks)
+        beta = np.array([0.0, proportion.beta[0], 0.0])
+        influence = np.zeros((blocks.count, 3))
+        influence[:, 1] = proportion.influence[:, 0]
+        plain = replace(proportion, beta=beta, influence=influence, n=count)
+        return Prefill(PrefillModel(a=0.0, b=float(beta[1]), spread=plain.spread, n=count), plain, sizes)
+    terms = _terms(n, c)
+    terms[~used] = 1.0
+    load = 0.0
+    if np.ptp(running[used]) > 0.0:
+        every = slice(None, None, max(1, y.size // _THIN))
+        thin = Blocks(blocks.of[every], blocks.count, blocks.chain)
+        first = fit(terms[every], y[every], weights[every], thin)
+        both = np.column_stack((terms, running * (terms @ first.beta)))
+        result = fit(both, y, weights, blocks)
+        alone = both[:, :3] @ result.beta[:3]
+        both[:, 3] = running * alone  # once more, now that the load is apart
+        result = fit(both, y, weights, blocks)
+        load = float(result.beta[3])
+    else:
+        result = fit(terms, y, weights, blocks)
+    a, b, d = (float(value) for value in result.beta[:3])
+    return Prefill(PrefillModel(a=a, b=b, d=d, load_per_running=load, spread=result.spread, n=count), result, sizes)
+
+
+def _terms(n: Array, c: Array) -> Array:
+    return np.column_stack((np.ones_like(c), c, c * (n - c / 2.0)))

@@ -1,0 +1,193 @@
+"""The samples of one cell as columns of numbers: from a window's frame, or record by record in a ring of fixed size."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from guard import semconv as s
+from guard.wire import RequestRecord
+
+Array = npt.NDArray[Any]
+"""Numbers, mostly float64."""
+
+REMOTE: Final = 1.0
+DECLINE: Final = 2.0
+SKIP: Final = 3.0
+NONE: Final = 0.0
+OTHER_TIER: Final = 4.0
+_ROADS: Final = {
+    s.DECISION_NONE: NONE, s.DECISION_REMOTE: REMOTE, s.DECISION_DECLINE: DECLINE, s.DECISION_SKIP: SKIP,
+    s.DECISION_OTHER_TIER: OTHER_TIER,
+}  # fmt: skip
+
+COLUMNS: Final = (
+    "at", "id", "engine", "batch", "road", "prompt", "local", "matched", "loaded", "computed", "running", "failed",
+    "ttft", "before", "lookup", "slot", "fetch", "resume", "prefill", "rtt", "trips_lookup", "trips_fetch", "inflight",
+    "bytes", "e2e",
+)  # fmt: skip
+"""Seconds, tokens, bytes; NaN: not known. `before` is intake + queue, `at` a clock that only goes forward."""
+_AT: Final = {name: index for index, name in enumerate(COLUMNS)}
+_MUST: Final = [_AT[name] for name in ("ttft", "before", "lookup", "slot", "fetch", "resume", "prefill")]
+_HASH: Final = (1 << 52) - 1
+_LONGEST_GAP: Final = 60.0
+"""Time between two samples counts at most so much: a step of a clock ages nothing by more."""
+
+CAPACITY: Final = 4096
+
+
+class Samples:
+    """Columns by name; rows in the order in which they came."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Array) -> None:
+        self.data = data
+
+    def __getitem__(self, name: str) -> Array:
+        column: Array = self.data[_AT[name]]
+        return column
+
+    def __len__(self) -> int:
+        return int(self.data.shape[1])
+
+    def rows(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> "Samples":
+        """The rows of a mask or of indices."""
+        return Samples(self.data[:, chosen])
+
+
+class Ring:
+    """The last `CAPACITY` samples of one cell; a row takes about a microsecond and 200 bytes."""
+
+    __slots__ = ("_arrived", "_data", "_next", "count")
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._data = np.full((len(COLUMNS), 64), np.nan)
+        self._next = 0
+        self._arrived: float | None = None
+        self.count = capacity
+
+    def add(self, row: tuple[float, ...], *, key: float) -> None:
+        """Takes a row of `row_of`; one with the id of a row that is held takes its place."""
+        held = np.flatnonzero(self._data[1, : self._filled()] == key)
+        if held.size:
+            at = self._data[0, held[0]]
+            self._data[:, held[0]] = row
+            self._data[0, held[0]] = at
+            return
+        size = self._data.shape[1]
+        if self._next == size < self.count:
+            grown = np.full((len(COLUMNS), min(self.count, size * 4)), np.nan)
+            grown[:, :size] = self._data
+            self._data, size = grown, grown.shape[1]
+        place = self._next % size
+        last = self._data[0, (self._next - 1) % size] if self._next else 0.0
+        gap = row[0] - self._arrived if self._arrived is not None else 0.0
+        self._data[:, place] = row
+        self._data[0, place] = last + min(max(gap, 0.0), _LONGEST_GAP)
+        self._arrived = row[0]
+        self._next += 1
+
+    def samples(self) -> Samples:
+        """A copy of the rows, oldest first."""
+        filled = self._filled()
+        start = self._next % filled if filled else 0
+        return Samples(np.concatenate((self._data[:, start:filled], self._data[:, :start]), axis=1))
+
+    def _filled(self) -> int:
+        return min(self._next, self._data.shape[1])
+
+
+def row_of(record: RequestRecord) -> tuple[float, ...] | None:
+    """A record as a row; None where it tells nothing: aborted, handed off, clamped, or with a time that is no time."""
+    ttft = record.ttft
+    if ttft is None or record.aborted or record.handoff or record.clamped:
+        return None
+    parts = (
+        record.intake + record.queue, record.lookup, record.slot, record.fetch, record.resume, record.prefill,
+    )  # fmt: skip
+    if not (0.0 < ttft < math.inf and all(0.0 <= part < math.inf for part in parts)):
+        return None
+    rtt, inflight, batch = record.rtt, math.nan, ""
+    size, failed, trips = 0, 0, 0
+    told = bool(record.fetches)
+    for fetch in record.fetches:
+        if rtt is None:
+            rtt = fetch.network_rtt
+        size += fetch.bytes
+        failed += fetch.outcome == s.OUTCOME_FAILED
+        told = told and fetch.round_trips is not None
+        trips += fetch.round_trips or 0
+        batch = fetch.batch or ""
+    if record.fetches:
+        inflight = record.fetches[0].inflight
+    return (
+        record.arrival_ns / 1e9, float(hash(record.span_id) & _HASH), float(hash(record.engine_id) & _HASH),
+        float(hash(batch) & _HASH) if batch else 0.0, _ROADS.get(record.decision, OTHER_TIER),
+        record.prompt_tokens, record.tokens_local, record.tokens_matched, record.tokens_loaded, record.tokens_computed,
+        record.running, failed, ttft, *parts, _positive(rtt), _positive(record.lookup_round_trips),
+        _positive(trips) if told else math.nan, inflight, size,
+        record.vllm_e2e if record.vllm_e2e is not None else _end_to_end(record),
+    )  # fmt: skip
+
+
+def of_frame(frame: pl.DataFrame, *, simulated: bool = False) -> Iterator[tuple[str, str, str, Samples]]:
+    """Model, backend, class and samples of every cell of a window's frame; duplicated records count once."""
+    rows = (
+        frame.filter(~pl.col("aborted") & ~pl.col("handoff") & ~pl.col("clamped") & pl.col("ttft").is_not_null())
+        .filter(pl.lit(simulated) | ~pl.col("simulated"))
+        .unique(("engine_id", "internal_id", "arrival_ns"), keep="last", maintain_order=True)
+    )
+    gap = (pl.col("arrival_ns").diff() / 1e9).clip(0.0, _LONGEST_GAP).fill_null(0.0)
+    tpot_end = pl.col("ttft") + pl.col("tpot") * (pl.col("output_tokens") - 1)
+    rows = rows.select(
+        "model", "backend", "class",
+        at=gap.cum_sum(), id=pl.int_range(pl.len()).cast(pl.Float64),
+        engine=_code("engine_id"), batch=pl.when(pl.col("batch").is_null()).then(0.0).otherwise(_code("batch") + 1.0),
+        road=pl.col("decision").replace_strict(_ROADS, default=OTHER_TIER, return_dtype=pl.Float64),
+        prompt="prompt_tokens", local="tokens_local", matched="tokens_matched", loaded="tokens_loaded",
+        computed="tokens_computed", running="running", failed="failed", ttft="ttft",
+        before=pl.col("intake") + pl.col("queue"), lookup="lookup", slot="slot", fetch="fetch", resume="resume",
+        prefill="prefill", rtt="rtt", trips_lookup="lookup_round_trips", trips_fetch="round_trips",
+        inflight="inflight", bytes="fetch_bytes", e2e=pl.coalesce("vllm_e2e", tpot_end),
+    )  # fmt: skip
+    for key, group in sorted(rows.partition_by("model", "backend", "class", as_dict=True).items()):
+        data = group.select(pl.col(COLUMNS).cast(pl.Float64).fill_null(np.nan)).to_numpy().T
+        yield key[0], key[1], key[2], clean(Samples(np.ascontiguousarray(data)))
+
+
+def clean(samples: Samples) -> Samples:
+    """The rows whose times are times: finite, none negative, TTFT above 0. RTT and counts out of range become NaN."""
+    times = samples.data[_MUST]
+    good = np.isfinite(times).all(axis=0) & (times >= 0.0).all(axis=0) & (times[0] > 0.0)
+    kept = samples if good.all() else samples.rows(good)
+    for name in ("rtt", "trips_lookup", "trips_fetch"):
+        column = kept[name]
+        with np.errstate(invalid="ignore"):
+            column[~(column > 0.0) | ~(column < np.inf)] = np.nan
+    return kept
+
+
+def pooled(parts: list[Samples], capacity: int = CAPACITY) -> Samples:
+    """Samples of several classes as one, in time; thinned evenly to `capacity`."""
+    total = sum(map(len, parts))
+    step = -(-total // capacity) if total else 1
+    data = np.concatenate([part.data[:, ::step] for part in parts], axis=1)
+    return Samples(data[:, np.argsort(data[0], kind="stable")]) if len(parts) > 1 else Samples(data)
+
+
+def _code(name: str) -> pl.Expr:
+    return pl.col(name).rank("dense").cast(pl.Float64)
+
+
+def _positive(value: float | None) -> float:
+    return value if value is not None and 0.0 < value < math.inf else math.nan
+
+
+def _end_to_end(record: RequestRecord) -> float:
+    if record.tpot is None or record.output_tokens is None or record.ttft is None:
+        return math.nan
+    return record.ttft + record.tpot * (record.output_tokens - 1)
