@@ -5,7 +5,7 @@ import pytest
 from benchmarks.planted import Plant, plant_samples, run
 from guard.estimate.cell import estimate
 
-SEEDS = 12
+SEEDS = 6
 
 
 @pytest.mark.parametrize(
@@ -18,9 +18,9 @@ SEEDS = 12
 def test_a_knee_is_found_where_it_is(plant):
     tally = run(plant, SEEDS)
     assert tally.claimed >= SEEDS - 1
-    assert tally.knee_in >= tally.claimed - 3
-    assert tally.departure_in >= SEEDS - 3
-    assert tally.break_even_in >= SEEDS - 4
+    assert tally.knee_in >= tally.claimed - 2
+    assert tally.departure_in >= SEEDS - 2
+    assert tally.break_even_in >= SEEDS - 2
     ratios = tally.row()
     assert ratios["departure_ratio"] <= 1.5
     assert ratios["break_even_ratio"] <= 1.5
@@ -42,8 +42,9 @@ def test_the_models_find_the_coefficients():
     assert cell.fetch.kappa + cell.fetch.kappa_per_byte * size == pytest.approx(
         planted.plant.slope() * cell.reference_matched / 2400, rel=0.05
     )
-    assert cell.serial_round_trips.low < planted.plant.slope() * cell.reference_matched / 2400
-    assert planted.plant.slope() * cell.reference_matched / 2400 < cell.serial_round_trips.high
+    assert cell.serial_round_trips.value == pytest.approx(
+        planted.plant.slope() * cell.reference_matched / 2400, rel=0.05
+    )
     assert cell.prefill.seconds(3000, 3000, 6) == pytest.approx(
         (8e-3 + 3.2e-5 * 3000 + 5e-10 * 3000 * 1500) * 1.06, rel=0.02
     )
