@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSetti
 
 from guard.errors import ConfigError
 from guard.semconv import DEFAULT_PORT
+from guard.slo.objective import parse as parse_objectives
 
 ENV_PREFIX: Final = "KVGUARD_SERVE_"
 
@@ -70,10 +71,19 @@ class Settings(BaseSettings):
     history_days: float = Field(14.0, gt=0, le=3660, description="Days of requests kept there.")
     history_max_bytes: int = Field(10 << 30, ge=1 << 20, description="Most bytes kept there; the oldest go first.")
     history_rotate_seconds: float = Field(60.0, ge=1, le=86_400, description="How often a file of them is written.")
+    objectives: tuple[dict[str, Any], ...] = Field(
+        (), description="Promises: tables of model, class, ttft_seconds, percentile, tpot_seconds."
+    )
     forward_endpoint: str | None = Field(None, description="OTLP/HTTP URL (…/v1/traces) that traces are copied to.")
     forward_headers_file: Path | None = Field(None, description="Headers for it, a line each: NAME: VALUE.")
     forward_ratio: float = Field(1.0, ge=0, le=1, description="Share of traces forwarded, chosen by trace id.")
     forward_queue_bytes: int = Field(32 * _MIB, ge=1024, description="Bodies waiting to be forwarded; then drops.")
+
+    @field_validator("objectives")
+    @classmethod
+    def _are_objectives(cls, value: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        parse_objectives(value)
+        return value
 
     @field_validator("forward_endpoint")
     @classmethod

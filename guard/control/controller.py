@@ -18,8 +18,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from guard.control import limit as limits
-from guard.control.projection import coefficients, costs_of, held, min_tokens, project
-from guard.control.shapes import BYPASS, HALF_OPEN, LIMITED, OPEN, Coefficients, Evidence, Plan, Projection, Read, State
+from guard.control.projection import coefficients, costs_of, held, min_tokens, project, rtt_of
+from guard.control.shapes import (
+    ALL,
+    BYPASS,
+    HALF_OPEN,
+    LIMITED,
+    OPEN,
+    Coefficients,
+    Evidence,
+    Plan,
+    Projection,
+    Read,
+    State,
+)
 from guard.costs import Costs
 from guard.wire import Reads
 
@@ -57,7 +69,7 @@ def decide(state: State, evidence: Evidence, now: float, tuning: Tuning = DEFAUL
     plain = coefficients(evidence)
     if plain is None:
         return _step(state, evidence, now, tuning, Coefficients(), None, Projection())
-    pace = _pace(state, costs_of(plain), tuning)
+    pace = _pace(state, evidence, costs_of(plain), tuning)
     state = replace(state, pace=pace)
     wanted = coefficients(evidence, pace) if pace != 1.0 else plain
     costs = costs_of(wanted or plain)
@@ -106,12 +118,12 @@ def _taken_in(state: State, evidence: Evidence, now: float, tuning: Tuning) -> S
     )  # fmt: skip
 
 
-def _pace(state: State, costs: Costs, tuning: Tuning) -> float:
+def _pace(state: State, evidence: Evidence, costs: Costs, tuning: Tuning) -> float:
     """Median of actual over projected of the last reads; few count less, and what may be noise is 1."""
     logs = sorted(
         math.log(read.seconds / expected)
         for read in state.reads[-tuning.reads :]
-        if (expected := _expected(read, costs)) > 0.0
+        if (expected := _expected(read, evidence, costs)) > 0.0
     )
     if not logs:
         return 1.0
@@ -123,8 +135,13 @@ def _pace(state: State, costs: Costs, tuning: Tuning) -> float:
     return 1.0 if abs(middle) <= noise else math.exp(min(max(middle, -3.0), 7.0))
 
 
-def _expected(read: Read, costs: Costs) -> float:
-    return costs.read_seconds(read.bytes, max(read.inflight - 1, 0) * read.bytes)
+def _expected(read: Read, evidence: Evidence, costs: Costs) -> float:
+    """What the models say of a read, at the RTT of its time: an old one must not look fast because RTT rose since."""
+    cell = evidence.cells[ALL]
+    kappa = sum(model.kappa for model in (cell.fetch, cell.lookup) if model is not None)
+    now = rtt_of(evidence, cell)
+    shift = kappa * (read.rtt - now) if read.rtt is not None else 0.0
+    return costs.read_seconds(read.bytes, max(read.inflight - 1, 0) * read.bytes) + shift
 
 
 def _against(state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None) -> str:
@@ -135,7 +152,7 @@ def _against(state: State, evidence: Evidence, now: float, tuning: Tuning, costs
     if evidence.reachable is False and (evidence.oldest_age > 1.0 or state.failures):
         return "unreachable"
     if evidence.oldest_age > 0.0 and costs is not None:
-        cell = evidence.cells["all"]
+        cell = evidence.cells[ALL]
         recompute = costs.prefill(cell.reference_tokens, cell.reference_tokens)
         size = cell.reference_matched * costs.bytes_per_token
         late = max(recompute, costs.read_seconds(size, evidence.inflight_bytes) * costs.fetch_tail)
@@ -183,7 +200,7 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
         else:
             goods += 1
     if not lost and evidence.oldest_age > 0.0:
-        cell = evidence.cells.get("all")
+        cell = evidence.cells.get(ALL)
         tokens = cell.reference_tokens if cell is not None else 0.0
         least = costs.prefill(tokens, tokens) if costs is not None else 1.0
         began = now - evidence.oldest_age

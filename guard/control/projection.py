@@ -23,7 +23,7 @@ def coefficients(evidence: Evidence, pace: float = 1.0) -> Coefficients | None:
     cell = evidence.cells.get(ALL)
     if cell is None or cell.prefill is None or (cell.fetch is None and cell.lookup is None):
         return None
-    rtt = next((each for each in (evidence.rtt, cell.rtt_now, cell.rtt_floor) if each is not None), 0.0)
+    rtt = rtt_of(evidence, cell)
     fetch, lookup, prefill = cell.fetch, cell.lookup, cell.prefill
     numbers = {"bytes_per_token": cell.bytes_per_token}
     spread = 0.0
@@ -52,6 +52,11 @@ def coefficients(evidence: Evidence, pace: float = 1.0) -> Coefficients | None:
         },
         sla=sla,
     )
+
+
+def rtt_of(evidence: Evidence, cell: Cell) -> float:
+    """The RTT to reckon with: measured now, else the latest the requests saw, else their floor; 0: never measured."""
+    return next((each for each in (evidence.rtt, cell.rtt_now, cell.rtt_floor) if each is not None), 0.0)
 
 
 def held(sent: Coefficients | None, wanted: Coefficients) -> Coefficients:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from guard import semconv
+from guard.control.shapes import Plan
 from guard.service import offload
 from guard.wire import LEASE_SECONDS, Directive, DirectiveSet, Event
 
@@ -73,6 +74,7 @@ class Registry:
         self, overrides: offload.Overrides, clock: Clock, *, max_engines: int, retention_seconds: float
     ) -> None:
         self.engines: dict[str, Engine] = {}
+        self.plans: Callable[[str, str], Plan | None] = lambda _engine, _backend: None  # the controller's, when it runs
         self._overrides = overrides
         self._clock = clock
         self._max = max_engines
@@ -110,10 +112,22 @@ class Registry:
         poll, now = engine.poll, self._clock.wall()
         return tuple(
             offload.directive(
-                poll.engine_id, backend, self._overrides.resolve(poll.engine_id, poll.model, backend, now), now
+                poll.engine_id,
+                backend,
+                self._overrides.resolve(poll.engine_id, poll.model, backend, now),
+                now,
+                self.plans(poll.engine_id, backend),
             )
             for backend in poll.backends
         )
+
+    def asked(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Id, model and backends of every engine that is not silent."""
+        return [
+            (engine.poll.engine_id, engine.poll.model, engine.poll.backends)
+            for engine in self.engines.values()
+            if not self.silent(engine)
+        ]
 
     def age(self, engine: Engine) -> float:
         """Seconds since the hook was last heard of; 0 while it waits in a poll."""

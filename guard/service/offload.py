@@ -6,11 +6,13 @@ The narrowest scope wins: `engine:ID`, then `backend:NAME`, `model:NAME`, `fleet
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any, Final
 
 from guard import semconv
+from guard.control.shapes import Coefficients, Plan
 from guard.history.ledger import Override
-from guard.wire import Directive
+from guard.wire import Directive, Reads
 
 SCOPE_KINDS: Final = ("model", "backend", "engine")
 NAME_LIMIT: Final = 256
@@ -84,23 +86,33 @@ class Overrides:
         return None
 
 
-def directive(engine_id: str, backend: str, override: Override | None, now: float) -> Directive:
-    """What the hook of `engine_id` is asked to do for `backend`; the id changes only when the content does."""
+def directive(
+    engine_id: str, backend: str, override: Override | None, now: float, plan: Plan | None = None
+) -> Directive:
+    """What the hook of `engine_id` is asked to do for `backend`; the id changes only when the content does.
+
+    The controller's `plan` counts in `auto` and `observe` only: `on` and `off` are the operator's word.
+    """
     mode = override.mode if override else semconv.MODE_AUTO
+    if mode not in (semconv.MODE_AUTO, semconv.MODE_OBSERVE):
+        plan = None
     content: dict[str, Any] = {
         "engine_id": engine_id,
         "backend": backend,
         "mode": mode,
-        "state": STATE_BYPASS if mode == semconv.MODE_OFF else STATE_OPEN,
+        "state": STATE_BYPASS if mode == semconv.MODE_OFF else plan.state if plan else STATE_OPEN,
         "stores": override.stores if override else True,
-        "reason": override.reason if override else "",
+        "reason": override.reason if override else plan.reason if plan else "",
         "on_lease_expiry": override.on_lease_expiry if override else semconv.LEASE_OPEN,
     }
+    asked = plan.coefficients if plan else Coefficients()
+    coefficients = {name: getattr(asked, name) for name in ("fetch", "prefill", "classes", "sla")}
+    reads = plan.reads if plan else Reads()
     expires_at = override.expires_at if override else None
     # The end, not what is left of it: the id must not change while the time runs down.
-    digest = hashlib.sha256(json.dumps([content, expires_at]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([content, coefficients, asdict(reads), expires_at]).encode()).hexdigest()[:16]
     left = None if expires_at is None else max(0.0, expires_at - now)
-    return Directive(id=digest, ttl_seconds=left, **content)
+    return Directive(id=digest, ttl_seconds=left, reads=reads, **content, **coefficients)
 
 
 def etag(directives: Iterable[Directive]) -> str:

@@ -1,6 +1,6 @@
 """The one place where the stages meet: receive -> join -> publish. Everything here runs in the event loop.
 
-Estimating and deciding will stand between join and publish; until the controller exists `auto` means `on`.
+One tick: receive -> join -> decide -> publish.
 """
 
 import asyncio
@@ -12,16 +12,19 @@ import structlog
 from guard import semconv
 from guard.correlate.join import Joiner
 from guard.correlate.window import Window
+from guard.estimate.shapes import Cell
 from guard.history.ledger import Ledger
 from guard.ingest import otlp
 from guard.ingest.body import Limits
 from guard.metrics import Telemetry
 from guard.semconv import Metric
 from guard.service.archiving import Archiving
+from guard.service.controlling import CONTROLLER, Controlling, Link, gauges
 from guard.service.directives import Clock, Registry
 from guard.service.events import Events
 from guard.service.forward import Export, Forwarder
 from guard.service.journal import Journal
+from guard.service.objectives import Promises
 from guard.service.offload import Overrides
 from guard.service.switches import Switches
 from guard.settings import Settings
@@ -49,6 +52,12 @@ class Runtime:
         self.joiner = Joiner(lateness_seconds=settings.join_hold_seconds)
         self.window = Window(settings.window_requests, settings.window_seconds)
         self.telemetry = Telemetry(clock.monotonic, self._gauges)
+        self.promises = Promises(settings.objectives, self.journal)
+        self.controlling = Controlling(
+            clock, lambda: self.promises.in_force, cells=self.cells, link=self.link, publish=self.events.publish,
+            count=self.telemetry.count, kept=self.journal.state(CONTROLLER),
+        )  # fmt: skip
+        self.registry.plans = self.controlling.plan
         self.forwarder: Forwarder | None = None
         self.run_id = f"{int(clock.wall() * 1000):x}"  # tells events and files of this run from those of others
         self.archiving = Archiving.of(settings, self.run_id, clock, self.telemetry)
@@ -89,15 +98,22 @@ class Runtime:
             self.window.add(record, now_ns)
             self.telemetry.observe(record)
             self.archiving.add(record)
+            self.controlling.take(record)
+            self.controlling.judge(record)
         for record in self.joiner.amended:
             self.window.amend(record)
             self.telemetry.amend(record)
+            self.controlling.take(record)
         self.window.expire(now_ns)
         counts = self.joiner.counts
         self._totals(semconv.INGEST_ORPHANS, counts.orphans)
         self._totals(semconv.INGEST_LOST, counts.evicted, "evicted")
         self._totals(semconv.INGEST_LOST, counts.overflow, "overflow")
         self.switches.expire()  # publishes when something ran out
+        if self.controlling.step(self.registry.asked()):
+            self.registry.publish()
+        if (kept := self.controlling.save()) is not None:
+            self.journal.put_state(CONTROLLER, kept)
         for event in self.registry.news():
             self.events.publish(event)
         self.journal.flush()
@@ -118,6 +134,14 @@ class Runtime:
             due = self.clock.monotonic() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
             self._lag = max(self._lag, self.clock.monotonic() - due)
+
+    def cells(self) -> Sequence[Cell]:
+        """What was estimated last, by model, backend and class."""
+        return ()
+
+    def link(self, backend: str) -> Link:  # noqa: ARG002
+        """The idle RTT of a backend now, and whether its probes are answered."""
+        return None, None
 
     def end_waits(self) -> None:
         """Ends every long poll and event stream, now and from now on: the service stops."""
@@ -156,6 +180,7 @@ class Runtime:
         process = tuple(str(resource.get(name, "")) for name in _PROCESS)
         engine_id = str(resource.get(semconv.ENGINE_ID) or resource.get(semconv.SERVICE_INSTANCE_ID) or "unknown")
         self.telemetry.hook_totals(engine_id, process, resource)
+        self.controlling.hook(engine_id, process, resource)
 
     def _gauges(self) -> Iterator[tuple[Metric, Sequence[str], float]]:
         now = self.clock.wall()
@@ -168,6 +193,7 @@ class Runtime:
                 override = self.switches.overrides.resolve(poll.engine_id, poll.model, backend, now)
                 asked = override.mode if override else semconv.MODE_AUTO
                 yield semconv.OFFLOAD_MODE, (poll.model, poll.engine_id, backend, asked), 1.0
+        yield from gauges(self.controlling)
         yield semconv.JOIN_PENDING, (), float(self.joiner.pending)
         yield semconv.LOOP_LAST_RUN, (), self.ticked[1]
         yield semconv.LOOP_LAG, (), self._lag

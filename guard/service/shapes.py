@@ -89,6 +89,63 @@ class Switched(BaseModel):
     pending: list[str] = []
 
 
+class LimitOut(BaseModel):
+    """Limits on remote reads that the controller asks for; null: none."""
+
+    max_inflight: int | None
+    max_inflight_bytes: int | None
+    min_tokens: int
+    share: float
+    holdout: float
+    trickle_seconds: float | None
+
+
+class ProjectedOut(BaseModel):
+    """Projected TTFT of the class's reference request on both roads, seconds; null: no model yet."""
+
+    remote: float | None
+    recompute: float | None
+    remote_tail: Annotated[float | None, Field(description="at the objective's percentile, else p95")]
+    recompute_tail: float | None
+    attainable: Annotated[bool, Field(description="false: neither road meets the objective")]
+    source: Literal["projected"] = "projected"
+    n: Annotated[int, Field(description="requests behind the models")]
+
+
+class WouldOut(BaseModel):
+    """Under observe: requests that auto would have refused, and the seconds that would have gained, as projected."""
+
+    requests: int
+    gained_seconds: float
+
+
+class StandingOut(BaseModel):
+    """How the objective stood over the last minutes; measured."""
+
+    ttft_seconds: float
+    percentile: float
+    met: int
+    missed: int
+    attained: float | None
+    burn_rate: float | None
+    goodput_per_second: float
+    seconds: float
+
+
+class ControlOut(BaseModel):
+    """What the controller knows of an engine and backend, and what it asks for."""
+
+    reason: str
+    inflight: int
+    inflight_bytes: int
+    oldest_age_seconds: float
+    pace: Annotated[float, Field(description="how many times the modelled time the last reads took")]
+    rtt_seconds: float | None
+    reachable: Annotated[bool | None, Field(description="whether probes are answered; null: nobody probes")]
+    objective: StandingOut | None
+    would: WouldOut
+
+
 class EngineRow(BaseModel):
     """One engine and backend: what is asked of it and whether its hook does it."""
 
@@ -98,7 +155,15 @@ class EngineRow(BaseModel):
     mode: Mode
     scope: Annotated[str | None, Field(description="whose switch holds, the narrowest; null: the default")]
     who: Annotated[str | None, Field(description="who set that switch")]
-    state: Literal["open", "bypass"]
+    state: Annotated[
+        Literal["open", "limited", "bypass", "half-open"],
+        Field(description="of the controller; under observe what it would be under auto"),
+    ]
+    state_since: datetime | None
+    projected: ProjectedOut | None
+    limit: LimitOut | None
+    verdict: dict[str, str] | None
+    control: Annotated[ControlOut | None, Field(description="what the controller knows; null: nothing yet")]
     stores: bool
     directive_id: str
     acknowledged: bool

@@ -11,6 +11,7 @@ from guard import semconv
 from guard.history.ledger import Call, Override
 from guard.service import offload, shapes
 from guard.service.auth import require
+from guard.service.controlled import control_of
 from guard.service.directives import Engine
 from guard.service.problems import Problem
 from guard.service.runtime import Runtime
@@ -204,6 +205,8 @@ def _rows(runtime: Runtime, engine: Engine, now: float) -> list[dict[str, object
                 "scope": override.scope if override else None,
                 "who": override.who if override else None,
                 "state": item.state,
+                "state_since": shapes.at(runtime.controlling.since(poll.engine_id, item.backend)),
+                **control_of(runtime.controlling, poll.engine_id, item.backend, poll.model),
                 "stores": item.stores,
                 "directive_id": item.id,
                 "acknowledged": acknowledged,

@@ -85,6 +85,7 @@ async def test_the_api_document_names_every_route(client: httpx2.AsyncClient) ->
         "/v1/offload": ["get"],
         "/v1/offload/history": ["get"],
         "/v1/offload/{scope}": ["delete", "get", "put"],
+        "/v1/objectives": ["delete", "get", "put"],
         "/v1/correlation": ["get"],
         "/v1/requests": ["get"],
         "/v1/requests/{any_id}": ["get"],

@@ -1,0 +1,54 @@
+"""The controller's state as JSON, so that a restart goes on where it was: no jump, no second learning."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Final
+
+from guard.control.shapes import STATES, Coefficients, Read, State
+
+_PLAIN: Final = (
+    "name", "reason", "pace", "goods", "backoff", "lost", "share", "limit", "baseline",
+)  # fmt: skip
+_TIMES: Final = ("since", "against_since", "raised")
+_READ: Final = tuple(each.name for each in fields(Read))
+_SENT: Final = tuple(each.name for each in fields(Coefficients))
+
+
+def to_json(state: State, now: float) -> dict[str, Any]:
+    """The state as plain values; times become ages, since another process has another clock."""
+    sent = state.sent
+    return {
+        **{key: getattr(state, key) for key in _PLAIN},
+        **{key: _age(getattr(state, key), now) for key in _TIMES},
+        "failures": [now - at for at in state.failures],
+        "reads": [{**{key: getattr(read, key) for key in _READ}, "at": now - read.at} for read in state.reads],
+        "sent": None if sent is None else {key: getattr(sent, key) for key in _SENT},
+    }
+
+
+def from_json(data: object, now: float, down: float = 0.0) -> State:
+    """The state that was kept; `down` is how long nobody ran. What cannot be read is a new state, never an error."""
+    if not isinstance(data, Mapping) or data.get("name") not in STATES:
+        return State()
+    try:
+        sent = data.get("sent")
+        return State(
+            **{key: data[key] for key in _PLAIN},
+            since=_time(data["since"], now - down),
+            raised=_time(data["raised"], now - down),
+            against_since=None if data["against_since"] is None else now - down - float(data["against_since"]),
+            failures=tuple(now - down - float(age) for age in data["failures"]),
+            reads=tuple(Read(**{**read, "at": now - down - float(read["at"])}) for read in data["reads"]),
+            sent=None if sent is None else Coefficients(**{key: sent[key] for key in _SENT}),
+        )
+    except (KeyError, TypeError, ValueError):
+        return State()
+
+
+def _age(at: float | None, now: float) -> float | None:
+    return None if at is None or not math.isfinite(at) else now - at
+
+
+def _time(age: float | None, now: float) -> float:
+    return -math.inf if age is None else now - float(age)

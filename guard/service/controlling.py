@@ -1,0 +1,299 @@
+"""Runs the controller: evidence in, plans out, per engine and backend, four times a second.
+
+A plan becomes part of the directive where the mode is `auto` or `observe`; `on` and `off` are the operator's word.
+State is kept in the ledger and restored at start. Everything runs in the event loop.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from guard import semconv
+from guard.control import memory
+from guard.control.controller import decide
+from guard.control.pool import Pool, shared
+from guard.control.projection import costs_of
+from guard.control.shapes import ALL, BYPASS, HALF_OPEN, OPEN, Evidence, Plan, State
+from guard.costs import Costs
+from guard.estimate.shapes import Cell, Verdict
+from guard.semconv import Metric
+from guard.service.directives import Clock
+from guard.service.evidence import Gathered, Gatherer, Key
+from guard.slo.burnrate import Standing, Tally, standing
+from guard.slo.objective import Objective, Objectives
+from guard.wire import AttributeValue, Event, RequestRecord
+
+IDLE_SECONDS: Final = 1.0
+"""An engine of which nothing new is known is looked at this often."""
+
+SAVE_SECONDS: Final = 5.0
+ATTAIN_SECONDS: Final = 3.0
+"""The objective must be out of reach, or in reach again, for so long before it is told."""
+
+CONTROLLER: Final = "controller"
+"""Key of the ledger under which the states are kept."""
+
+Link = tuple[float | None, bool | None]
+"""Idle RTT of a backend now, seconds, and whether its probes are answered; None: nobody measures."""
+
+
+@dataclass(slots=True)
+class Unit:
+    """The controller of one engine and backend, as the service keeps it."""
+
+    state: State
+    model: str = ""
+    plan: Plan | None = None
+    costs: Costs | None = None
+    verdict: Verdict = field(default_factory=Verdict)
+    decided: float = -math.inf
+    link: Link = (None, None)
+    since: float | None = None  # Unix time of the last change of state
+    unattainable_since: float | None = None
+    attainable: bool = True
+    tally: Tally = field(default_factory=Tally)
+
+
+class Controlling:
+    """The controllers of all engines and backends."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        objectives: Callable[[], Objectives],
+        *,
+        cells: Callable[[], Sequence[Cell]],
+        link: Callable[[str], Link],
+        publish: Callable[[Event], object],
+        count: Callable[..., None],
+        kept: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._objectives = objectives
+        self.gathered = Gatherer()
+        self.units: dict[Key, Unit] = {}
+        self._clock = clock
+        self._cells, self._link = cells, link
+        self._publish, self._count = publish, count
+        self._pools: dict[str, Pool] = {}
+        self._fitted: Sequence[Cell] = ()
+        self._by_backend: dict[tuple[str, str], dict[str, Cell]] = {}
+        self._saved = -math.inf
+        self._changed = False
+        self._kept = dict((kept or {}).get("units", {}))
+        self._down = max(0.0, clock.wall() - float((kept or {}).get("at", clock.wall())))
+
+    @property
+    def objectives(self) -> Objectives:
+        """Those in force."""
+        return self._objectives()
+
+    def take(self, record: RequestRecord) -> None:
+        """A request was joined, or amended."""
+        now = self._clock.monotonic()
+        unit = self.units.get((record.engine_id, record.backend))
+        self.gathered.take(record, unit.costs if unit else None, now)
+
+    def judge(self, record: RequestRecord) -> None:
+        """Counts a request, once, against its objective."""
+        if record.ttft is None or record.aborted:
+            return
+        objective = self.objectives.find(record.model, record.class_)
+        if objective is None:
+            return
+        met = objective.met(record.ttft, record.tpot)
+        outcome = "met" if met else "missed"
+        self._count(semconv.SLA_REQUESTS, record.model, record.engine_id, record.class_, outcome)
+        unit = self.units.get((record.engine_id, record.backend))
+        if unit is not None:
+            unit.tally.add(self._clock.monotonic(), met=met)
+
+    def hook(self, engine_id: str, process: tuple[str, ...], resource: Mapping[str, AttributeValue]) -> None:
+        """A hook's export told of its reads in flight."""
+        text = resource.get(semconv.HOOK_READS)
+        if text is not None:
+            self.gathered.told(engine_id, process, text, self._clock.monotonic())
+
+    def plan(self, engine_id: str, backend: str) -> Plan | None:
+        """What is asked of an engine and backend in `auto`."""
+        unit = self.units.get((engine_id, backend))
+        return unit.plan if unit else None
+
+    def since(self, engine_id: str, backend: str) -> float | None:
+        """Unix time of the last change of state in this run; None: there was none."""
+        unit = self.units.get((engine_id, backend))
+        return unit.since if unit else None
+
+    def behind(self, model: str, backend: str) -> int:
+        """Requests behind the models of a backend."""
+        cell = self._by_backend.get((model, backend), {}).get(ALL)
+        return cell.n if cell else 0
+
+    def flight(self, key: Key) -> tuple[int, int, float]:
+        """Reads in flight as last told, their bytes, the age of the oldest."""
+        held = self.gathered.found.get(key)
+        return held.flight(self._clock.monotonic()) if held else (0, 0, 0.0)
+
+    def standing(self, key: Key, objective: Objective) -> Standing:
+        """How the objective stood over the last minutes."""
+        unit = self.units[key]
+        return standing(objective, *unit.tally.counts(self._clock.monotonic()), unit.tally.seconds)
+
+    def step(self, engines: Sequence[tuple[str, str, Sequence[str]]]) -> bool:
+        """One turn over `engines` (id, model, backends); True where what is asked of one changed."""
+        now = self._clock.monotonic()
+        self._refit()
+        changed = False
+        pools: dict[str, list[tuple[Key, str]]] = {}
+        for engine_id, model, backends in engines:
+            for backend in backends:
+                pools.setdefault(backend, []).append(((engine_id, backend), model))
+        for backend, members in pools.items():
+            parts = self._share(backend, members, now)
+            for key, model in members:
+                changed |= self._one(key, model, parts.get(key[0]), now)
+        live = {key for members in pools.values() for key, _ in members}
+        for key in [each for each in self.units if each not in live]:
+            del self.units[key]
+        self._changed |= any(unit.state.sent or unit.state.name != OPEN for unit in self.units.values()) and changed
+        return changed
+
+    def save(self) -> dict[str, Any] | None:
+        """What the ledger keeps for the next run; None while nothing changed, or it was kept a moment ago."""
+        now = self._clock.monotonic()
+        if not self._changed or now - self._saved < SAVE_SECONDS:
+            return None
+        self._saved, self._changed = now, False
+        units = {json_key(key): memory.to_json(unit.state, now) for key, unit in self.units.items()}
+        return {"at": round(self._clock.wall(), 1), "units": units}
+
+    def _one(self, key: Key, model: str, part: int | None, now: float) -> bool:
+        unit = self.units.get(key)
+        if unit is None:
+            kept = memory.from_json(self._kept.pop(json_key(key), None), now, self._down)
+            unit = self.units[key] = Unit(kept, model)
+        held = self.gathered.of(key)
+        link = self._link(key[1])
+        count, size, oldest = held.flight(now)
+        waits = not (held.reads or oldest > 0.0 or unit.state.name in (BYPASS, HALF_OPEN) or link != unit.link)
+        if waits and unit.state.against_since is None and now - unit.decided < IDLE_SECONDS:
+            return False
+        cells = self._by_backend.get((model, key[1]), {})
+        objective, classes = self.objectives.for_model(model)
+        reads, held.reads = held.reads, []
+        evidence = Evidence(
+            cells=cells, objective=objective, class_objectives=classes,
+            rtt=link[0], reachable=link[1],
+            inflight=count, inflight_bytes=size, oldest_age=oldest, reads=tuple(reads), mix=held.rates(now),
+            max_inflight=part,
+        )  # fmt: skip
+        before = unit.plan
+        unit.state, plan = decide(unit.state, evidence, now)
+        unit.plan, unit.link, unit.decided = plan, link, now
+        unit.costs = costs_of(plan.coefficients) if plan.coefficients.fetch else None
+        unit.verdict = cells[ALL].verdict if ALL in cells else Verdict()
+        if plan.changed:
+            self._tell(key, unit, before, plan)
+        self._attain(key, unit, plan, now)
+        return before is None or _asked(before) != _asked(plan)
+
+    def _share(self, backend: str, members: Sequence[tuple[Key, str]], now: float) -> dict[str, int]:
+        if len(members) < 2:
+            return {}
+        inflight = {key[0]: self.gathered.of(key).flight(now)[0] for key, _ in members}
+        times = {
+            key[0]: taken
+            for key, _ in members
+            if (unit := self.units.get(key)) and unit.costs and (taken := _times(self.gathered.of(key), unit.costs))
+        }
+        self._pools[backend], parts = shared(self._pools.get(backend, Pool()), times, inflight)
+        return parts
+
+    def _refit(self) -> None:
+        fitted = self._cells()
+        if fitted is self._fitted:
+            return
+        self._fitted = fitted
+        self._by_backend = {}
+        for cell in fitted:
+            self._by_backend.setdefault((cell.model, cell.backend), {})[cell.class_] = cell
+
+    def _tell(self, key: Key, unit: Unit, before: Plan | None, plan: Plan) -> None:
+        unit.since = self._clock.wall()
+        was = before.state if before else "open"
+        self._publish(
+            Event(
+                at=unit.since, kind=semconv.EVENT_CONTROLLER, scope=f"engine:{key[0]}",
+                message=f"{key[1]}: {was} -> {plan.state} ({plan.reason or 'nothing speaks against reads'})",
+                evidence={"backend": key[1], "from": was, "to": plan.state, "reason": plan.reason, **plan.evidence},
+            )
+        )  # fmt: skip
+
+    def _attain(self, key: Key, unit: Unit, plan: Plan, now: float) -> None:
+        if plan.projection.attainable == unit.attainable:
+            unit.unattainable_since = None
+            return
+        unit.unattainable_since = now if unit.unattainable_since is None else unit.unattainable_since
+        if now - unit.unattainable_since < ATTAIN_SECONDS:
+            return
+        unit.attainable, unit.unattainable_since = plan.projection.attainable, None
+        says = "is in reach again" if unit.attainable else "is out of reach on either road; the cheaper one is taken"
+        self._publish(
+            Event(
+                at=self._clock.wall(), kind=semconv.EVENT_SLA, scope=f"engine:{key[0]}",
+                message=f"{key[1]}: the objective {says}",
+                evidence={
+                    "backend": key[1], "attainable": unit.attainable,
+                    "remote_seconds": plan.projection.remote_tail, "recompute_seconds": plan.projection.recompute_tail,
+                    "bound_seconds": plan.coefficients.sla.get("ttft_seconds"), "source": "projected",
+                },
+            )
+        )  # fmt: skip
+
+
+def json_key(key: Key) -> str:
+    """An engine and backend as one text; engine ids hold no newline."""
+    return "\n".join(key)
+
+
+def gauges(controlling: Controlling) -> Iterator[tuple[Metric, Sequence[str], float]]:
+    """What is shown of the controllers, for a scrape on another thread."""
+    for (engine_id, backend), unit in list(controlling.units.items()):
+        held = controlling.gathered.found.get((engine_id, backend)) or Gathered()
+        labels = (unit.model, engine_id, backend)
+        count, _, oldest = controlling.flight((engine_id, backend))
+        yield semconv.KV_FETCH_INFLIGHT, labels, float(count)
+        yield semconv.KV_FETCH_OLDEST_AGE, labels, oldest
+        plan = unit.plan
+        if plan is None:
+            continue
+        yield semconv.CONTROLLER_STATE, (*labels, plan.state), 1.0
+        yield semconv.SLA_ATTAINABLE, labels, float(unit.attainable)
+        reads = plan.reads
+        for name in ("max_inflight", "max_inflight_bytes", "min_tokens", "share"):
+            value = getattr(reads, name)
+            if value is not None and (name != "share" or value < 1.0) and (name != "min_tokens" or value):
+                yield semconv.READS_LIMIT, (*labels, name), float(value)
+        for choice, projected in (
+            ("remote", plan.projection.remote_tail), ("recompute", plan.projection.recompute_tail),
+        ):  # fmt: skip
+            if projected is not None:
+                yield semconv.TTFT_PROJECTED, (*labels, ALL, choice), projected
+        for choice, errors in held.errors.items():
+            if errors:
+                yield semconv.PROJECTION_ERROR, (*labels, choice), statistics.median(list(errors))
+    for item in controlling.objectives.items:
+        yield semconv.SLA_TTFT, (item.model, item.class_, f"{item.percentile:g}"), item.ttft_seconds
+
+
+def _asked(plan: Plan) -> tuple[object, ...]:
+    """What of a plan reaches a hook."""
+    return plan.state, plan.reason, plan.reads, plan.coefficients
+
+
+def _times(held: Gathered, costs: Costs) -> float | None:
+    ratios = [
+        read.seconds / expected for read in held.reads if read.ok and (expected := costs.read_seconds(read.bytes)) > 0.0
+    ]
+    return statistics.fmean(ratios) if ratios else None
