@@ -59,7 +59,7 @@ class Pace:
         self._last = 0.0  # x of the last read
         self._size = 0.0
         self.inflight_bytes = 0
-        self.proved = 0  # start of the latest read that ended in time
+        self.proved = -1  # start of the latest read that ended in time
         self.failures = 0  # in a row
         self.last_failure = 0
         self.last_trickle = -(1 << 62)
@@ -100,6 +100,7 @@ class Pace:
             return
         self.failures = 0
         if expected <= 0.0:
+            self.proved = max(self.proved, read.start)  # nobody says what is in time: an end is progress
             return
         x = math.log(max(now - read.start, 1) / 1e9 / expected)
         x = min(max(x, -_LOG_LIMIT), _LOG_LIMIT)

@@ -1,0 +1,139 @@
+"""What a hook saw itself: samples in, numbers out; every alarm beside what must not raise it."""
+
+import random
+
+import pytest
+
+from guard.costs import Costs
+from guard.pace import BREAKER_NS, PERMIT_NS, Pace
+
+SECOND = 10**9
+COSTS = Costs({"seconds": 0.1, "spread": 0.05}, {"b": 1e-4})
+
+
+def pace(costs: Costs = COSTS) -> Pace:
+    made = Pace()
+    made.learn(costs)
+    return made
+
+
+def read(one: Pace, start: float, seconds: float, *, key: int = 1, ok: bool = True, projected: float = 0.1) -> int:
+    end = int((start + seconds) * SECOND)
+    one.begin(key, int(start * SECOND), projected, 1000)
+    one.end(key, end, ok=ok)
+    return end
+
+
+def test_two_slow_reads_count_in_full_and_one_by_half() -> None:
+    one = pace()
+    end = read(one, 0.0, 1.0)
+    assert one.slowdown(end) == pytest.approx(10**0.5, rel=0.01)
+    end = read(one, 1.0, 0.9)
+    assert one.slowdown(end) == pytest.approx(9.0, rel=0.01)
+    for start in (2.0, 2.2, 2.4, 2.6, 2.8, 3.0):
+        end = read(one, start, 0.1)
+    assert one.slowdown(end) == 1.0
+
+
+def test_slowness_fades_when_nothing_is_read() -> None:
+    one = pace()
+    read(one, 0.0, 1.0)
+    end = read(one, 1.0, 1.0)
+    assert one.slowdown(end + 5 * SECOND) == pytest.approx(10 ** (1 / 2.71828), rel=0.01)
+    assert one.slowdown(end + 60 * SECOND) == 1.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_of_five_percent_raises_nothing(seed: int) -> None:
+    rng, one, at = random.Random(seed), pace(), 0.0
+    for _ in range(5000):
+        end = read(one, at, 0.1 * rng.lognormvariate(0.0, 0.05))
+        at += 0.2
+        assert one.slowdown(end) == 1.0
+        assert one.overdue(end) == 0.0
+
+
+def test_a_read_older_than_projected_is_overdue_until_a_later_one_ends_in_time() -> None:
+    one = pace()
+    one.begin(7, 0, 0.1, 500)
+    assert one.overdue(int(0.12 * SECOND)) == 0.0
+    assert one.overdue(SECOND) == 1.0
+    read(one, 1.0, 0.1, key=8)  # overtakes: 7 was aborted, or its worker died
+    assert one.overdue(2 * SECOND) == 0.0
+    assert one.oldest_age(2 * SECOND) == 0.0
+    assert (one.inflight, one.inflight_bytes) == (1, 500)
+    one.age_out(PERMIT_NS - 1)
+    assert one.inflight == 1
+    one.age_out(PERMIT_NS)
+    assert (one.inflight, one.inflight_bytes) == (0, 0)
+
+
+def test_a_read_that_is_slow_itself_proves_nothing() -> None:
+    one = pace()
+    one.begin(7, 0, 0.1, 500)
+    read(one, 1.0, 2.0, key=8)
+    assert one.overdue(3 * SECOND) == 3.0
+
+
+def test_what_is_projected_by_nobody_is_not_overdue() -> None:
+    one = Pace()
+    one.begin(7, 0, 0.0, 500)
+    assert one.overdue(50 * SECOND) == 0.0
+    assert one.oldest_age(50 * SECOND) == 50.0
+
+
+def test_failures_in_a_row_open_the_breaker_for_ten_seconds() -> None:
+    one = pace()
+    read(one, 0.0, 0.1, ok=False)
+    read(one, 1.0, 0.1, ok=False)
+    read(one, 2.0, 0.1)
+    end = read(one, 3.0, 0.1, ok=False)
+    assert not one.broken(end)
+    read(one, 4.0, 0.1, ok=False)
+    end = read(one, 5.0, 0.1, ok=False)
+    assert one.broken(end)
+    assert not one.broken(end + BREAKER_NS)
+    read(one, 20.0, 0.1)
+    assert not one.broken(21 * SECOND)
+
+
+def test_new_coefficients_take_over_what_was_seen() -> None:
+    one = pace()
+    read(one, 0.0, 1.0)
+    end = read(one, 1.0, 1.0)
+    one.learn(COSTS)  # the same again: nothing is forgotten
+    assert one.slowdown(end) == pytest.approx(10.0, rel=0.01)
+    one.learn(Costs({"seconds": 0.5, "spread": 0.05}, {"b": 1e-4}))
+    assert one.slowdown(end) == pytest.approx(2.0, rel=0.01)
+    one.learn(Costs({"seconds": 1.0, "spread": 0.05}, {"b": 1e-4}))
+    assert one.slowdown(end) == 1.0
+    one.learn(None)
+    assert one.slowdown(end) == 1.0
+
+
+def test_a_trickle_waits_for_its_gap_and_for_the_one_under_way() -> None:
+    one = pace()
+    assert not one.trickle_due(0, None)
+    assert one.trickle_due(0, 0.5)
+    one.last_trickle = 0
+    assert not one.trickle_due(SECOND // 4, 0.5)
+    assert one.trickle_due(SECOND // 2, 0.5)
+    one.begin(1, 0, 0.1, 1)
+    assert not one.trickle_due(SECOND, 0.5)
+    assert one.trickle_due(4 * SECOND, 0.5)
+
+
+def test_reads_that_never_ended_or_were_never_begun_leak_nothing() -> None:
+    one, rng = pace(), random.Random(1)
+    for number in range(10_000):
+        one.begin(number, number, 0.1, 10)
+        kind = rng.randrange(4)
+        if kind == 0:
+            one.end(number, number + 1)
+        elif kind == 1:
+            one.forget(number)
+        elif kind == 2:
+            one.end(number + 10**6, number + 1)
+        one.age_out(number)
+    one.age_out(PERMIT_NS + 10_000)
+    assert (one.inflight, one.inflight_bytes) == (0, 0)
