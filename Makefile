@@ -41,6 +41,10 @@ soak: $(VENV)/.installed ## 30 minutes at 2,000 LLM requests a second: memory, d
 contract: $(VENV)/.installed ## The hook against the real connector base of vLLM 0.26, 0.29 and 0.32 (downloads their wheels)
 	KVGUARD_CONTRACT=1 $(BIN)/python -m pytest tests/contract
 
+.PHONY: rdma-test
+rdma-test: $(VENV)/.installed ## RDMA probe over Soft-RoCE and Soft-iWARP in a QEMU guest; KVGUARD_RDMA_FULL=1 for 300,000 probes
+	$(BIN)/python -m lab.guest test
+
 lab-env: $(VENV)/.installed ## Build the environment with vLLM (CPU), LMCache and the tiny model (cached outside the tree)
 	$(BIN)/python -m lab env
 

@@ -10,7 +10,7 @@ import pytest
 
 from guard.probe.rdma_program import Program
 
-collect_ignore = [] if os.environ.get("KVGUARD_GUEST") == "1" else ["guest"]
+collect_ignore = ["guest"]
 
 HERE = Path(__file__).parent
 VERBS = HERE.parents[1] / "guard/probe/rdma_verbs"

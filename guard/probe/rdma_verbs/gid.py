@@ -49,11 +49,11 @@ def choose(table: list[Gid], *, index: int | None = None, local: str = "", peer:
     if not usable:
         raise Trouble(NO_GID, f"the port has no RoCEv2 GID; it has {_listed(table)}")
     if peer:
-        family = Gid(0, peer, ROCE_V2).address.version
+        family, link_local = Gid(0, peer, ROCE_V2).address.version, Gid(0, peer, ROCE_V2).address.is_link_local
         of_family = [gid for gid in usable if gid.address.version == family]
         if not of_family:
             raise Trouble(WRONG_GID, f"the peer uses IPv{family}, this port has {_listed(usable)}")
-        usable = of_family
+        usable = [gid for gid in of_family if gid.address.is_link_local == link_local] or of_family
     own = ipaddress.ip_address(local.partition("%")[0]) if local else None
     if isinstance(own, ipaddress.IPv6Address) and own.ipv4_mapped:
         own = own.ipv4_mapped

@@ -94,7 +94,7 @@ class QueuePair:
         except verbs.error as error:
             if self.gid is None:
                 raise Trouble(VERBS, f"cannot connect to LID {peer.get('lid')}: {error}") from None
-            raise Trouble(WRONG_GID, f"no path from GID {self.gid} to GID {peer.get('gid')}: {error}") from None
+            raise Trouble(WRONG_GID, f"no path from GID {self.gid} to the peer's GID {peer['gid']}: {error}") from None
 
     def _path(self, peer: dict[str, Any]) -> Any:
         addr = self._verbs.addr
@@ -103,6 +103,8 @@ class QueuePair:
         gid = peer.get("gid")
         if not isinstance(gid, str) or not gid:
             raise Trouble(PROTOCOL, "the peer is on InfiniBand, this end on RoCE")
+        if Gid(0, gid, 2).address.version != self.gid.address.version:
+            raise Trouble(WRONG_GID, f"no path from GID {self.gid} to the peer's GID {Gid(0, gid, 2).address}")
         route = addr.GlobalRoute(dgid=addr.GID(gid), sgid_index=self.gid.index, hop_limit=64)
         return addr.AHAttr(port_num=PORT, is_global=1, gr=route)
 

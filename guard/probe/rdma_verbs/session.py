@@ -26,6 +26,7 @@ class Session:
 
     def __init__(self, verbs: Verbs, *, host: str, port: int, device: str, gid_index: int | None, source: str,
                  event: bool, seconds: float) -> None:  # fmt: skip
+        verbs.devices()  # what is missing here is told before anybody is asked
         self._control = connect(host, port, source, seconds)
         self._end: QueuePair | CmQueuePair | None = None
         try:
@@ -34,7 +35,7 @@ class Session:
             if chosen.transport_type == TRANSPORT_IWARP:
                 self.transport = "iwarp"
                 self._end = end = CmQueuePair(verbs, event=event)
-                peer = self._by_cm(end, host, source or self._control.local)
+                peer = self._by_cm(end, host, source or self._control.local, device)
             else:
                 queue_pair = QueuePair(
                     verbs, self.device, event=event, gid_index=gid_index, local=self._control.local, peer=""
@@ -51,11 +52,12 @@ class Session:
             self.close()
             raise
 
-    def _by_cm(self, end: CmQueuePair, host: str, source: str) -> dict[str, Any]:
+    def _by_cm(self, end: CmQueuePair, host: str, source: str, named: str) -> dict[str, Any]:
         self._control.send({"kvguard": 1, "transport": "cm"})
         end.connect(host, whole(self._control.receive(), "cm_port"), source)
-        if end.device != self.device:
-            raise Trouble(NO_DEVICE, f"the way to {host} from {source} leads over {end.device}, not {self.device}")
+        if named and end.device != named:
+            raise Trouble(NO_DEVICE, f"the way to {host} from {source} leads over {end.device}, not {named}")
+        self.device = end.device
         return self._control.receive()
 
     def _check(self, seconds: float) -> None:
@@ -101,6 +103,8 @@ class Session:
 def choose_device(verbs: Verbs, name: str, local: str) -> Any:
     """The device to use: the named one; else the only one; else the one that has the address `local`.
 
+    An iWARP device's GIDs are no addresses: one stands for all of them, since rdma_cm chooses among them by address.
+
     Raises:
         Trouble: there is no device, none of that name, or several and none with that address.
     """
@@ -112,7 +116,10 @@ def choose_device(verbs: Verbs, name: str, local: str) -> Any:
         return devices[name]
     if len(devices) == 1:
         return next(iter(devices.values()))
+    iwarp = [device for device in devices.values() if device.transport_type == TRANSPORT_IWARP]
     for known, device in devices.items():
+        if device in iwarp:
+            continue
         context = verbs.device.Context(name=known)
         try:
             addresses = {str(gid.address) for gid in gid_table(context) if context.query_port(PORT).link_layer != 1}
@@ -120,4 +127,6 @@ def choose_device(verbs: Verbs, name: str, local: str) -> Any:
             context.close()
         if local in addresses:
             return device
+    if iwarp:
+        return iwarp[0]
     raise Trouble(NO_DEVICE, f"several RDMA devices ({listed}), none with the address {local}", "name one: device=")

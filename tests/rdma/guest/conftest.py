@@ -1,4 +1,4 @@
-"""Two Soft-RoCE and two Soft-iWARP devices on one wire; see lab/guest/network.sh for the addresses."""
+"""Two Soft-RoCE devices on one wire, two Soft-iWARP devices on another; see lab/guest/network.sh for the addresses."""
 
 import itertools
 import os
@@ -14,6 +14,7 @@ from guard.probe.rdma_program import Program
 
 NEAR, FAR = "10.77.0.1", "10.77.0.2"
 NEAR6, FAR6 = "fd77::1", "fd77::2"
+IWARP_NEAR, IWARP_FAR = "10.78.0.1", "10.78.0.2"
 PYTHON = "/usr/bin/python3"  # the distribution's, which has pyverbs; the tests run under another
 PATIENCE = 60.0
 FULL = os.environ.get("KVGUARD_RDMA_FULL") == "1"
@@ -28,12 +29,14 @@ def sh(*words: str) -> str:
 
 @contextmanager
 def netem(*words: str) -> Iterator[None]:
-    """The wire, in the direction from near to far, under a netem rule."""
-    sh("tc", "qdisc", "replace", "dev", "veth0", "root", "netem", *words, "limit", "10000")
+    """Both wires, in the direction from near to far, under a netem rule."""
+    for wire in ("veth0", "veth2"):
+        sh("tc", "qdisc", "replace", "dev", wire, "root", "netem", *words, "limit", "10000")
     try:
         yield
     finally:
-        sh("tc", "qdisc", "del", "dev", "veth0", "root")
+        for wire in ("veth0", "veth2"):
+            sh("tc", "qdisc", "del", "dev", wire, "root")
 
 
 def target(host: str, port: int, **options: str | float | bool) -> Target:
@@ -86,10 +89,10 @@ def bare() -> Sample:
 
 @pytest.fixture(scope="session")
 def devices(bare: Sample) -> None:
-    """rxe0, siw0 on the near end of the wire; rxe1, siw1 on the far end."""
-    for number in "01":
+    """rxe0, siw0 on the near ends of their wires; rxe1, siw1 on the far ends."""
+    for number in (0, 1):
         sh("rdma", "link", "add", f"rxe{number}", "type", "rxe", "netdev", f"veth{number}")
-        sh("rdma", "link", "add", f"siw{number}", "type", "siw", "netdev", f"veth{number}")
+        sh("rdma", "link", "add", f"siw{number}", "type", "siw", "netdev", f"veth{number + 2}")
 
 
 @pytest.fixture(scope="session")
@@ -110,5 +113,5 @@ def roce(devices: None, ports: Iterator[int]) -> Iterator[int]:
 def iwarp(devices: None, ports: Iterator[int]) -> Iterator[int]:
     """Control port of an iWARP target on the far end."""
     port = next(ports)
-    with serving("siw1", FAR, port, "--sessions", "8"):
+    with serving("siw1", IWARP_FAR, port, "--sessions", "8"):
         yield port

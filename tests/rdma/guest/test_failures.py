@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from guard.probe.prober import Sample
-from tests.rdma.guest.conftest import FAR, NEAR, measured, netem, probing, serving
+from tests.rdma.guest.conftest import FAR, IWARP_FAR, IWARP_NEAR, NEAR, measured, netem, probing, serving
 
 
 def test_no_device_at_all(bare: Sample) -> None:
@@ -24,21 +24,31 @@ def test_no_device_of_that_name(roce: int) -> None:
     assert sample.sent == 0
 
 
-@pytest.mark.parametrize("index", [200, 0])
-def test_wrong_gid(roce: int, index: int) -> None:
-    """No such entry; and the link-local entry, from which no route leads to the target."""
-    with probing(FAR, roce, device="rxe0", source=NEAR, gid_index=index) as prober:
+def test_no_such_gid(roce: int) -> None:
+    with probing(FAR, roce, device="rxe0", source=NEAR, gid_index=200) as prober:
         sample = measured(prober, 4)
-    print(sample.problem)
-    assert sample.problem.startswith("wrong-gid: ")
+    assert sample.problem.startswith("wrong-gid: the port has no GID 200; it has 0: fe80")
     assert "ibv_devinfo" in sample.problem
-    assert sample.rtts == ()
+    assert (sample.rtts, sample.sent) == ((), 0)
+
+
+def test_gid_of_another_family_than_the_peer_s(devices: None, ports: Iterator[int]) -> None:
+    """The target is told to use its IPv6 entry, the prober its IPv4 one."""
+    port = next(ports)
+    with (
+        serving("rxe1", FAR, port, "--gid-index", "2"),
+        probing(FAR, port, device="rxe0", source=NEAR, gid_index=1) as prober,
+    ):
+        sample = measured(prober, 4)
+    assert sample.problem.startswith("wrong-gid: no path from GID ")
+    assert "fd77::2" in sample.problem
+    assert (sample.rtts, sample.sent) == ((), 0)
 
 
 @pytest.mark.parametrize("transport", ["roce", "iwarp"])
 def test_dead_wire_then_healed(request: pytest.FixtureRequest, transport: str) -> None:
-    device = "rxe0" if transport == "roce" else "siw0"
-    with probing(FAR, request.getfixturevalue(transport), device=device, source=NEAR) as prober:
+    device, far, near = ("rxe0", FAR, NEAR) if transport == "roce" else ("siw0", IWARP_FAR, IWARP_NEAR)
+    with probing(far, request.getfixturevalue(transport), device=device, source=near) as prober:
         assert measured(prober, 4).problem == ""
         with netem("loss", "100%"):
             for number in range(3):  # the held session first, then attempts to connect anew
@@ -105,6 +115,6 @@ def test_a_stranger_on_the_control_port_changes_nothing(devices: None, ports: It
 
 
 def test_iwarp_and_roce_do_not_mix(iwarp: int) -> None:
-    with probing(FAR, iwarp, device="rxe0", source=NEAR) as prober:
+    with probing(IWARP_FAR, iwarp, device="rxe0") as prober:
         sample = measured(prober, 2)
     assert sample.problem.startswith("protocol: siw1 speaks cm, the peer rc: iWARP and RoCE do not mix")

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from guard.probe.crossing import Detector
 from guard.probe.prober import Prober
-from tests.rdma.guest.conftest import FAR, FAR6, NEAR, NEAR6, measured, netem, probing, serving
+from tests.rdma.guest.conftest import FAR, FAR6, IWARP_FAR, IWARP_NEAR, NEAR, NEAR6, measured, netem, probing, serving
 
 READS = 50
 EXACT = 5e-6
@@ -20,7 +21,7 @@ def roce_prober(roce: int) -> Iterator[Prober]:
 
 @pytest.fixture(scope="module")
 def iwarp_prober(iwarp: int) -> Iterator[Prober]:
-    with probing(FAR, iwarp, device="siw0", source=NEAR) as prober:
+    with probing(IWARP_FAR, iwarp, device="siw0", source=IWARP_NEAR) as prober:
         yield prober
 
 
@@ -42,7 +43,7 @@ def iwarp_base(iwarp_prober: Prober) -> list[float]:
 
 
 @pytest.mark.parametrize("delay", [0, 100, 200, 500, 1000, 2000])
-def test_roce_read_is_base_plus_delay(roce_prober: Prober, roce_base: float, delay: int, record_property) -> None:
+def test_roce_read_is_base_plus_delay(roce_prober: Prober, roce_base: float, delay: int) -> None:
     with netem("delay", f"{delay}us"):
         p50 = statistics.median(rtts(roce_prober))
     print(f"roce-v2: base {roce_base * 1e6:.1f} us, netem {delay} us, READ p50 {p50 * 1e6:.1f} us")
@@ -76,9 +77,29 @@ def test_ipv6_gid_and_control_connection(devices: None, ports: Iterator[int], ro
     assert slow == pytest.approx(base + 200e-6, abs=EXACT)
 
 
-def test_the_device_that_has_the_address_is_found(roce: int) -> None:
-    """Four devices, none named: source says which."""
-    with probing(FAR, roce, source=NEAR) as prober:
+@pytest.mark.parametrize("transport", ["roce", "iwarp"])
+def test_the_device_that_has_the_address_is_found(request: pytest.FixtureRequest, transport: str) -> None:
+    """Four devices, none named: the address says which."""
+    port = request.getfixturevalue(transport)
+    far, near = (FAR, NEAR) if transport == "roce" else (IWARP_FAR, IWARP_NEAR)
+    with probing(far, port, source=near) as prober:
         sample = measured(prober, 4)
-    assert sample.problem == "" or "iWARP and RoCE do not mix" in sample.problem
-    assert sample.problem or len(sample.rtts) == 4
+    assert sample.problem == ""
+    assert len(sample.rtts) == 4
+
+
+def test_a_step_raises_the_crossing_event_and_noise_does_not(roce_prober: Prober) -> None:
+    """100 to 300 us: rounds of four READs, a second apart as by default; the detector is given that time."""
+    detector, shifts = Detector(), []
+    for second, delay in enumerate([100] * 20 + [300] * 10):
+        with netem("delay", f"{delay}us"):
+            sample = measured(roce_prober, 4)
+        assert sample.problem == ""
+        shift = detector.add(float(second), min(sample.rtts))
+        if shift:
+            shifts.append((second, shift))
+    print(f"shifts: {shifts}")
+    [(second, shift)] = shifts
+    assert 20 <= second < 25  # within five seconds of the step
+    assert shift.since >= 20.0
+    assert shift.after - shift.before == pytest.approx(200e-6, abs=2 * EXACT)

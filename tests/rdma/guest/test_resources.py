@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from guard.probe.rdma import KIND
-from tests.rdma.guest.conftest import FAR, FULL, NEAR, PYTHON, measured, netem, probing, sh, target
+from tests.rdma.guest.conftest import FAR, FULL, IWARP_FAR, IWARP_NEAR, NEAR, PYTHON, measured, netem, probing, sh
 
-PROBES = 300_000 if FULL else 30_000
+PROBES = 300_000 if FULL else 10_000
 BATCH = 1000
 SESSIONS = 60 if FULL else 12
 
@@ -24,9 +23,9 @@ def resident(pid: int) -> int:
 
 @pytest.mark.parametrize("transport", ["roce", "iwarp"])
 def test_no_leak_over_many_probes(request: pytest.FixtureRequest, transport: str) -> None:
-    """With a leaking work request per probe it would be 62 bytes each: 1.9 MB over 30,000, 18.7 MB over 300,000."""
-    device = "rxe0" if transport == "roce" else "siw0"
-    with probing(FAR, request.getfixturevalue(transport), device=device, source=NEAR) as prober:
+    """A work request that is not closed costs 62 bytes (18.7 MB over 300,000, measured): less than half of that."""
+    device, far, near = ("rxe0", FAR, NEAR) if transport == "roce" else ("siw0", IWARP_FAR, IWARP_NEAR)
+    with probing(far, request.getfixturevalue(transport), device=device, source=near) as prober:
         sizes = []
         pid = None
         for _ in range(PROBES // BATCH + 2):
@@ -38,17 +37,14 @@ def test_no_leak_over_many_probes(request: pytest.FixtureRequest, transport: str
             sizes.append(resident(prober.pid))
     grown = sizes[-1] - sizes[1]
     print(f"{transport}: resident {sizes[1] / 1e6:.2f} MB, after {PROBES} more probes {grown / 1e6:+.3f} MB")
-    assert grown < 600_000
+    assert grown < 30 * PROBES
 
 
 def test_no_leak_over_many_sessions(roce: int) -> None:
     """Everything of a session is freed: verbs objects by count, memory, descriptors."""
     with probing(FAR, roce, device="rxe0", source=NEAR) as prober:
-        program = target(FAR, roce)
-        assert program.prober == "rdma"
         seen = []
-        for number in range(SESSIONS):
-            # another timeout-free key of the request makes a new session in the same program
+        for number in range(SESSIONS):  # another kind of completion is another session in the same program
             prober._options = {**prober._options, "event": bool(number % 2)}
             assert measured(prober, 2).problem == ""
             owned = json.loads(sh("rdma", "-j", "resource", "show", "qp", "link", "rxe0"))
@@ -91,7 +87,3 @@ def test_a_hung_program_is_ended_and_replaced(roce: int) -> None:
         assert not Path(f"/proc/{first}").exists()
         assert healed.problem == ""
         assert prober.pid != first
-
-
-def test_kind_names_its_options() -> None:
-    assert KIND.options == {"device", "gid_index", "source", "completion", "interpreter"}
