@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,7 +38,7 @@ def _prepare() -> str:
     if os.uname().machine != "x86_64":
         return f"it is an x86-64 machine, this is {os.uname().machine}"
     packages = machine.missing()
-    if packages and os.geteuid() == 0:
+    if packages and os.geteuid() == 0 and shutil.which("apt-get"):
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
             subprocess.run(["apt-get", *command], env=environment, capture_output=True, check=False, timeout=300)

@@ -40,6 +40,8 @@ def build(say: Callable[[str], None] = print) -> Kernel:
     Raises:
         LabError: a package is not to be had, or a step failed.
     """
+    if not list(cache_dir().glob("guest-*/.ready")):
+        _run(["apt-get", "update", "-qq"], Path("/"))  # old lists name files that are gone
     release = _release()
     at = cache_dir() / f"guest-{release}"
     at.parent.mkdir(parents=True, exist_ok=True)
@@ -115,10 +117,10 @@ def _pack(at: Path, kernel: Kernel) -> None:
 
 def _run(command: list[str], at: Path) -> str:
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+    environment = {**os.environ, "PATH": path, "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(
-        command, cwd=at, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
+        command, cwd=at, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
         raise LabError(f"build step failed: {' '.join(command)[:200]}\n{tail}")

@@ -98,7 +98,7 @@ def test(kernel: Kernel, arguments: Sequence[str]) -> int:
     before = earlier.ru_utime + earlier.ru_stime
     try:
         command = [*pytest, *options, *(arguments or ["tests/rdma/guest"])]
-        return run(kernel, command, out, environment=environment, seconds=3600.0 if full else 900.0)
+        return run(kernel, command, out, environment=environment, seconds=7200.0 if full else 1800.0)
     finally:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         wall = time.monotonic() - started
