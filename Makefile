@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test check contract bench chaos soak lab lab-env lab-test lab-bench lab-sweep wheel clean
+.PHONY: help run test check contract bench policies chaos soak lab lab-env lab-test lab-bench lab-sweep wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -59,6 +59,9 @@ lab-bench: $(VENV)/.installed ## Cost of the hook on real vLLM, 32 paired blocks
 
 lab-sweep: $(VENV)/.installed ## kvguard sweep on real vLLM: latency tiers x concurrency, report in kvguard-sweep/; about 20 minutes
 	$(BIN)/python -m lab sweep
+
+policies: $(VENV)/.installed ## Simulated policies: public matrix, steps, goodput (KVGUARD_TRACES=DIR adds Mooncake's trace); many minutes
+	$(BIN)/python -m benchmarks.policies
 
 wheel: $(VENV)/.installed ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation

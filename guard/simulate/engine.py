@@ -5,6 +5,7 @@ in its lookup, ahead of scheduling; the in-process one looks up and loads inside
 batch up; a Mooncake store's lookup blocks, its load does not.
 """
 
+import math
 import random
 from collections import deque
 
@@ -78,7 +79,9 @@ class Engine:
         chunks = job.prompt.tokens // self._chunk
         trips = connector.lookup_trips * chunks + connector.fetch_trips * (tokens // self._chunk)
         size = tokens * connector.bytes_per_token
-        ready = self._link.ready(now, self.number)
+        ready = math.inf if self._link.hangs(now, self.number) else self._link.ready(now, self.number)
+        if math.isinf(ready):
+            return ready
         condition = self._link.condition(ready, self.number)
         own = connector.lookup_seconds + connector.fetch_seconds + trips * condition.rtt
         queued = self.lanes.queued_seconds(condition.rtt) + self._link.queued(now)
@@ -121,23 +124,19 @@ class Engine:
             trips += connector.fetch_trips * (job.found // self._chunk)
             size = job.found * connector.bytes_per_token
         job.lookup_trips, job.moved_bytes = trips, size
-        self._gates.opened(now, job)
+        self._gates.opened(now, job, fetch=False)
         limit = self._gates.deadline(job)
         if limit is not None and not self.capability.lookup_blocks:
             self._schedule.at(now + limit, lambda at: self._give_up(at, job))
 
         def done(at: float, ok: bool) -> None:
-            if job.gave_up:
-                self._gates.closed(at, job, ok=ok)
-                return
-            job.lookup_end = at
-            job.failed = job.failed or not ok
-            job.matched = max(0, job.found - job.local) if ok else 0
-            if job.aborted:
-                job.matched = 0  # its read says nothing
-            if not job.matched:
-                self._gates.closed(at, job, ok=ok)
-            then(at)
+            if not job.gave_up:
+                job.lookup_end = at
+                job.failed = job.failed or not ok
+                job.matched = max(0, job.found - job.local) if ok else 0
+            self._gates.closed(at, job, fetch=False, ok=ok)
+            if not job.gave_up:
+                then(at)
 
         pieces = chunks if size else 1
         self.lanes.start(now, Operation(connector.lookup_seconds, trips, size, pieces, done))
@@ -163,8 +162,6 @@ class Engine:
         while self._slots and (self._slots[0].aborted or self._slots[0].gave_up or self.batch.fits(self._slots[0])):
             job = self._slots.popleft()
             if job.aborted or job.gave_up:
-                job.matched = 0
-                self._gates.closed(now, job, ok=True)
                 continue
             self.batch.allocate(job)
             job.alloc = now
@@ -186,11 +183,12 @@ class Engine:
         job.fetch_bytes = job.matched * connector.bytes_per_token
         size = 0 if moved else job.fetch_bytes
         job.moved_bytes += size
+        self._gates.opened(now, job, fetch=True)
 
         def done(at: float, ok: bool) -> None:
             job.fetch_end = at
             job.failed = job.failed or not ok
-            self._gates.closed(at, job, ok=ok)
+            self._gates.closed(at, job, fetch=True, ok=ok)
             if not job.gave_up:
                 job.loaded = job.matched if ok else 0
                 job.usable = at

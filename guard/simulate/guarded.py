@@ -1,16 +1,14 @@
 """The real gate between a simulated engine and its remote tier: directives in, decisions out.
 
-As in the hook, a read counts as under way from the start of its lookup to the end of its fetch, and what the engine
-sees itself of its reads (`guard.pace`) goes into the gate beside the directive.
+What the engine sees itself of its reads (`guard.pace`) goes into the gate beside the directive, as in the hook.
 """
 
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from guard import gate, semconv
-from guard.classes import class_of
 from guard.connectors import Capability
-from guard.costs import Costs, Traffic
+from guard.costs import Traffic
 from guard.gate import Decision
 from guard.pace import Pace
 from guard.simulate.job import Job
@@ -38,7 +36,6 @@ class Guarded:
         self._capability = capability
         self._token_bytes = world.scenario.connector.bytes_per_token
         self.paces = [Pace() for _ in leases]
-        self._costs: list[Costs | None] = [None for _ in leases]
 
     def stores(self, engine: int) -> bool:
         """Whether new KV goes to the store."""
@@ -55,7 +52,9 @@ class Guarded:
             token_bytes=self._token_bytes, traffic=traffic, load_failed=job.failed, broken=pace.broken(at),
             trickle_due=_due(directive, pace, at), draw=job.draw,
         )  # fmt: skip
-        self._tried(decision, pace, at, job, directive)
+        if decision.reason == gate.TRICKLE:
+            job.trickled, pace.last_trickle = pace.last_trickle, at
+        self._decided(job, directive, decision)
         return decision
 
     def load(self, now: float, job: Job) -> Decision:
@@ -66,35 +65,40 @@ class Guarded:
             directive, self._capability, matched_tokens=job.matched, matched_bytes=size,
             prompt_tokens=job.prompt.tokens, local_tokens=job.local, traffic=self._traffic(now, job, pace, at),
             load_failed=job.failed, broken=pace.broken(at), trickle_due=_due(directive, pace, at),
-            trickle=job.skip is not None and job.skip.reason == gate.TRICKLE, draw=job.draw,
+            trickle=job.trickled != 0, draw=job.draw,
         )  # fmt: skip
-        self._tried(decision, pace, at, job, directive)
-        if not decision.admitted:
-            pace.forget(job.number)
+        if decision.reason == gate.TRICKLE and not job.trickled:
+            pace.last_trickle = at
+        self._decided(job, directive, decision)
         return decision
 
-    def opened(self, now: float, job: Job) -> None:
-        """A read has begun with its lookup: what it will find is what its class leads to expect."""
-        costs, pace = self._costs[job.engine], self.paces[job.engine]
-        projected, size = 0.0, 0
-        if costs is not None:
-            expected = costs.classes.get(class_of(job.prompt.tokens, job.running)) or costs.classes.get(
-                gate.ALL_CLASSES
-            )
-            tokens = min(expected.tokens if expected else 0.0, job.prompt.tokens - job.local)
-            size = int(tokens * self._token_bytes)
-            projected = costs.read_seconds(size, pace.inflight_bytes)
-        pace.begin(job.number, int(now * _NS), projected, size)
+    def opened(self, now: float, job: Job, *, fetch: bool) -> None:
+        """A read is in flight: a fetch, or a lookup that itself moves the data and is expected to find what is usual."""
+        pace = self.paces[job.engine]
+        costs, projected = pace.costs, 0.0
+        if fetch:
+            size = job.matched * self._token_bytes
+            projected = costs.fetch_seconds(size, pace.inflight_bytes) if costs is not None else 0.0
+        elif self._capability.lookup_moves_data:
+            size = int(costs.typical_tokens * self._token_bytes) if costs is not None else 0
+            projected = costs.lookup(size) if costs is not None else 0.0
+        else:
+            return
+        pace.begin(2 * job.number + fetch, int(now * _NS), projected, size)
         job.inflight = pace.inflight
 
-    def closed(self, now: float, job: Job, *, ok: bool) -> None:
-        """A read is over: with its fetch, or with a lookup that found nothing."""
-        costs, pace = self._costs[job.engine], self.paces[job.engine]
-        if ok and not job.matched:
-            pace.forget(job.number)
+    def closed(self, now: float, job: Job, *, fetch: bool, ok: bool) -> None:
+        """A read is over, or a lookup, which may have found nothing."""
+        pace, at = self.paces[job.engine], int(now * _NS)
+        if not fetch:
+            if self._capability.lookup_moves_data:
+                costs = pace.costs
+                projected = costs.lookup(job.matched * self._token_bytes) if costs is not None else 0.0
+                pace.end(2 * job.number, at, ok=ok, projected=projected)
+            if job.trickled and job.matched <= 0:  # it told nothing: the next may be the trickle
+                pace.last_trickle, job.trickled = job.trickled, 0
             return
-        projected = costs.read_seconds(job.matched * self._token_bytes) if costs is not None else None
-        pace.end(job.number, int(now * _NS), ok=ok, projected=projected)
+        pace.end(2 * job.number + 1, at, ok=ok)
 
     def deadline(self, job: Job) -> float | None:
         """None: a request waits for its read."""
@@ -103,8 +107,7 @@ class Guarded:
     def _now(self, now: float, job: Job) -> tuple[Directive | None, Pace, int]:
         directive, pace, at = self._leases[job.engine].current(self._backend), self.paces[job.engine], int(now * _NS)
         costs = directive.costs if directive is not None else None
-        if costs is not self._costs[job.engine]:
-            self._costs[job.engine] = costs
+        if costs is not pace.costs:
             pace.learn(costs)
         pace.age_out(at)
         return directive, pace, at
@@ -117,11 +120,11 @@ class Guarded:
             slowdown=pace.slowdown(at), overdue=pace.overdue(at),
         )  # fmt: skip
 
-    def _tried(self, decision: Decision, pace: Pace, at: int, job: Job, directive: Directive | None) -> None:
-        if decision.reason == gate.TRICKLE:
-            pace.last_trickle = at
-        elif decision.reason == gate.HOLDOUT and directive is not None:
-            job.propensity = directive.reads.holdout
+    def _decided(self, job: Job, directive: Directive | None, decision: Decision) -> None:
+        auto = directive is not None and directive.mode == semconv.MODE_AUTO
+        holdout = directive.reads.holdout if directive is not None and auto else 0.0
+        if holdout:
+            job.propensity = holdout if decision.reason == gate.HOLDOUT else 1.0 - holdout
 
 
 def _due(directive: Directive | None, pace: Pace, at: int) -> bool:

@@ -41,6 +41,7 @@ class Job:
     load: Decision | None = None
     directive_id: str = ""
     propensity: float | None = None
+    trickled: int = 0  # ns of the trickle before this one, where this is one
     asked: bool = False
     rtt: float = 0.0  # idle, when it was looked up
     lookup_start: float = 0.0
@@ -90,12 +91,12 @@ class Gates(Protocol):
         """When the match is known."""
         ...
 
-    def opened(self, now: float, job: Job) -> None:
-        """A read has begun, with its lookup."""
+    def opened(self, now: float, job: Job, *, fetch: bool) -> None:
+        """A fetch has begun, or a lookup."""
         ...
 
-    def closed(self, now: float, job: Job, *, ok: bool) -> None:
-        """That read is over: its fetch, or its lookup where nothing is fetched; not told when its load is declined."""
+    def closed(self, now: float, job: Job, *, fetch: bool, ok: bool) -> None:
+        """That is over."""
         ...
 
     def deadline(self, job: Job) -> float | None:

@@ -64,10 +64,10 @@ class Fixed:
         """Whatever was looked up is read."""
         return READ
 
-    def opened(self, now: float, job: Job) -> None:
+    def opened(self, now: float, job: Job, *, fetch: bool) -> None:
         """Not its business."""
 
-    def closed(self, now: float, job: Job, *, ok: bool) -> None:
+    def closed(self, now: float, job: Job, *, fetch: bool, ok: bool) -> None:
         """Not its business."""
 
     def deadline(self, job: Job) -> float | None:

@@ -42,6 +42,7 @@ class Result:
     states: Mapping[str, float] = field(default_factory=dict)
     changes: Sequence[tuple[float, int, str, str]] = ()
     wall_seconds: float = 0.0
+    leaked: int = 0  # permits that count as in flight although all is over
 
     def ttft(self) -> np.ndarray[Any, np.dtype[np.float64]]:
         """TTFT of all requests that were not aborted on purpose; those given up count as infinite."""

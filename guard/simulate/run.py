@@ -3,9 +3,11 @@
 import random
 import time
 from collections.abc import Callable
+from typing import Final
 
 from guard.errors import ConfigError
 from guard.simulate import policies, workload
+from guard.simulate.auto import Auto
 from guard.simulate.cache import BlockCache
 from guard.simulate.clock import Schedule
 from guard.simulate.engine import Engine
@@ -15,7 +17,8 @@ from guard.simulate.policies import World
 from guard.simulate.results import Result, Row, row_of
 from guard.simulate.scenario import Scenario
 
-POLICIES = tuple(policies.RULES)
+AUTO: Final = "auto"
+POLICIES: Final = (*policies.RULES, AUTO)
 
 
 class Simulation:
@@ -87,9 +90,13 @@ def simulate(scenario: Scenario, policy: str) -> Result:
         ConfigError: there is no such policy, or the scenario's trace cannot be read.
     """
     began = time.perf_counter()
-    if policy not in policies.RULES:
+    auto = Auto(scenario) if policy == AUTO else None
+    if auto is not None:
+        simulation = Simulation(scenario, auto.gates, auto)
+    elif policy in policies.RULES:
+        simulation = Simulation(scenario, lambda world, _: policies.fixed(policy, world))
+    else:
         raise ConfigError("policy", f"{policy!r} is not one of {', '.join(POLICIES)}")
-    simulation = Simulation(scenario, lambda world, _: policies.fixed(policy, world))
     simulation.schedule.run_until(_end(scenario))
     rows = sorted(simulation.rows, key=lambda row: row.arrival)
     last = max((row.arrival + row.ttft for row in rows if row.ttft < float("inf")), default=1.0)
@@ -97,7 +104,8 @@ def simulate(scenario: Scenario, policy: str) -> Result:
     return Result(
         scenario=scenario.title, policy=policy, seconds=seconds, rows=rows,
         bytes=simulation.link.bytes, ttft_bound=scenario.objective.ttft, tpot_bound=scenario.objective.tpot,
-        wall_seconds=time.perf_counter() - began,
+        states=auto.states() if auto else {}, changes=tuple(auto.changes) if auto else (),
+        leaked=auto.inflight() if auto else 0, wall_seconds=time.perf_counter() - began,
     )  # fmt: skip
 
 

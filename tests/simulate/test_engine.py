@@ -47,10 +47,10 @@ class Bench:
     def load(self, now: float, job: Job) -> Any:
         return READ
 
-    def opened(self, now: float, job: Job) -> None:
+    def opened(self, now: float, job: Job, *, fetch: bool) -> None:
         self.open += 1
 
-    def closed(self, now: float, job: Job, *, ok: bool) -> None:
+    def closed(self, now: float, job: Job, *, fetch: bool, ok: bool) -> None:
         self.open -= 1
 
     def deadline(self, job: Job) -> float | None:

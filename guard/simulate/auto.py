@@ -1,0 +1,180 @@
+"""The policy `auto`: the real estimator, controller and gate, fed as the service feeds them, on the simulation's clock.
+
+What a real deployment knows late is known late here: records arrive with the exporter's delay, directives with the
+poll's, the RTT by a probe once a second, reads in flight as the hook last told them. The probe sees the link, not what
+is wrong with one engine. Nothing else is told: no queue, no future, no true cost.
+"""
+
+import math
+import random
+from collections import Counter, deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from guard.control.controller import decide
+from guard.control.shapes import Evidence, Plan, Read, State
+from guard.correlate.window import Window
+from guard.estimate import fit
+from guard.estimate.shapes import Cell
+from guard.gate import TRICKLE
+from guard.semconv import OUTCOME_FAILED
+from guard.simulate.clock import Schedule
+from guard.simulate.guarded import Guarded
+from guard.simulate.job import Gates, Job
+from guard.simulate.policies import World
+from guard.simulate.records import backend, engine_id, record_of
+from guard.simulate.scenario import Scenario
+from guard.slo.objective import Objective
+from guard.wire import Directive, RequestRecord
+
+EXPORT_SECONDS: Final = 1.0
+"""From a first token to its record in the service: the hook exports at least once a second."""
+
+POLL_SECONDS: Final = 0.1
+"""From a decision to its directive at the hook: a long poll."""
+
+PROBE_SECONDS: Final = 1.0
+PROBE_NOISE: Final = 0.05
+MIX_SECONDS: Final = 60.0
+WINDOW: Final = 4096
+_EVERYBODY: Final = -1  # no engine's number: what is wrong with one engine is not seen
+
+
+class Lease:
+    """The directive of one engine."""
+
+    def __init__(self) -> None:
+        self.directive: Directive | None = None
+
+    def current(self, backend: str) -> Directive | None:  # noqa: ARG002  there is one
+        """The directive in force."""
+        return self.directive
+
+
+class Auto:
+    """Service and hooks of all engines."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        long = scenario.seconds > 900.0 and math.isfinite(scenario.seconds)
+        self._tick = 1.0 if long else 0.25
+        self._refit = 30.0 if long else 5.0
+        self._backend = backend(scenario)
+        numbers = range(scenario.engine.count)
+        self._leases = [Lease() for _ in numbers]
+        self._states = [State() for _ in numbers]
+        self._plans: list[Plan | None] = [None for _ in numbers]
+        self._reads: list[list[Read]] = [[] for _ in numbers]
+        self._told: deque[tuple[float, RequestRecord]] = deque()
+        self._window = Window(max_records=WINDOW, max_seconds=3600.0)
+        self._cells: dict[str, Cell] = {}
+        self._rtt: float | None = None
+        self._reachable: bool | None = None
+        self._recent: deque[tuple[float, str, int]] = deque()
+        self._inflight = [(0, 0, 0.0) for _ in numbers]
+        self._rng = random.Random(f"{scenario.seed}/probe")  # noqa: S311
+        self._seconds: Counter[str] = Counter()
+        self.changes: list[tuple[float, int, str, str]] = []
+        self._directives = 0
+        goal = scenario.objective
+        self._objective = Objective(ttft_seconds=goal.ttft, percentile=goal.percentile, tpot_seconds=goal.tpot)
+
+    def gates(self, world: World, schedule: Schedule) -> Gates:
+        """Begins to observe; returns the gates of all engines."""
+        self._world, self._schedule = world, schedule
+        self._guarded = Guarded(world, self._leases, self._backend, self._scenario.connector.capability)
+        schedule.at(0.0, self._probe)
+        schedule.at(0.0, self._step)
+        schedule.at(self._refit, self._fit)
+        return self._guarded
+
+    def first(self, now: float, job: Job) -> None:
+        """The hook has a record."""
+        self._told.append((now + EXPORT_SECONDS, record_of(job, self._scenario, now)))
+
+    def stored(self, now: float, job: Job, tokens: int, seconds: float) -> None:
+        """Nothing to learn from."""
+
+    def finished(self, now: float, job: Job) -> None:
+        """Nothing to learn from."""
+
+    def states(self) -> Mapping[str, float]:
+        """Share of the engines' time in each state."""
+        total = sum(self._seconds.values())
+        return {name: seconds / total for name, seconds in sorted(self._seconds.items())} if total else {}
+
+    def inflight(self) -> int:
+        """Reads that the engines' permits count as under way now."""
+        return sum(pace.inflight for pace in self._guarded.paces)
+
+    def _again(self, now: float, seconds: float, step: Any) -> None:
+        if now < self._scenario.seconds + 2.0 * self._scenario.patience:
+            self._schedule.at(now + seconds, step)
+
+    def _probe(self, now: float) -> None:
+        condition = self._world.link.condition(now, _EVERYBODY)
+        self._reachable = condition.loss < 1.0
+        if self._reachable:
+            self._rtt = condition.rtt * self._rng.lognormvariate(0.0, PROBE_NOISE)
+        for number, pace in enumerate(self._guarded.paces):
+            at = int(now * 1e9)
+            pace.age_out(at)
+            self._inflight[number] = (pace.inflight, pace.inflight_bytes, pace.oldest_age(at))
+        self._again(now, PROBE_SECONDS, self._probe)
+
+    def _fit(self, now: float) -> None:
+        cells = fit(self._window.frame()) if len(self._window) else []
+        self._cells = {cell.class_: cell for cell in cells if cell.backend == self._backend}
+        self._again(now, self._refit, self._fit)
+
+    def _step(self, now: float) -> None:
+        while self._told and self._told[0][0] <= now:
+            self._take(now, self._told.popleft()[1])
+        while self._recent and self._recent[0][0] < now - MIX_SECONDS:
+            self._recent.popleft()
+        for number in range(len(self._states)):
+            self._decide(now, number)
+        self._again(now, self._tick, self._step)
+
+    def _take(self, now: float, record: RequestRecord) -> None:
+        self._window.add(record)
+        number = int(record.internal_id.partition("-")[0])
+        if record.prompt_tokens - record.tokens_local > self._scenario.connector.chunk_tokens:
+            self._recent.append((now, record.class_, number))
+        failed = any(each.outcome == OUTCOME_FAILED for each in record.fetches)
+        if record.fetches or (record.decision == "decline" and failed):
+            self._reads[number].append(
+                Read(
+                    at=now - EXPORT_SECONDS - record.prefill - record.resume, seconds=record.lookup + record.fetch,
+                    prompt_tokens=record.prompt_tokens, local_tokens=record.tokens_local,
+                    loaded_tokens=record.tokens_loaded, bytes=sum(each.bytes for each in record.fetches),
+                    inflight=record.fetches[0].inflight if record.fetches else 1, running=record.running,
+                    rtt=record.rtt, ok=not failed, tagged=record.reason == TRICKLE,
+                )
+            )  # fmt: skip
+
+    def _decide(self, now: float, number: int) -> None:
+        inflight, size, oldest = self._inflight[number]
+        seconds = min(MIX_SECONDS, max(now, self._tick))
+        mix = Counter(class_ for _, class_, engine in self._recent if engine == number)
+        reads, self._reads[number] = self._reads[number], []
+        evidence = Evidence(
+            cells=self._cells, objective=self._objective, rtt=self._rtt, reachable=self._reachable, inflight=inflight,
+            inflight_bytes=size, oldest_age=oldest, reads=reads, mix={name: n / seconds for name, n in mix.items()},
+            sharing_bytes=float(sum(each[1] for other, each in enumerate(self._inflight) if other != number)),
+        )  # fmt: skip
+        state = self._states[number]
+        before, (state, plan) = state.name, decide(state, evidence, now)
+        self._states[number] = state
+        self._seconds[plan.state] += self._tick
+        if state.name != before:
+            self.changes.append((now, number, state.name, plan.reason))
+        held = self._plans[number]
+        if held is None or (held.state, held.reads, held.coefficients) != (plan.state, plan.reads, plan.coefficients):
+            self._plans[number] = plan
+            self._directives += 1
+            directive = plan.directive(
+                id=f"{number}-{self._directives}", engine_id=engine_id(number), backend=self._backend
+            )
+            self._schedule.at(now + POLL_SECONDS, lambda _at: setattr(self._leases[number], "directive", directive))
+
