@@ -8,7 +8,7 @@ is wrong with one engine. Nothing else is told: no queue, no future, no true cos
 import math
 import random
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from guard.control.controller import decide
@@ -52,10 +52,10 @@ class Lease:
 
 
 class Auto:
-    """Service and hooks of all engines."""
+    """Service and hooks of all engines. `known` are records from before, so that it does not begin without a model."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
+    def __init__(self, scenario: Scenario, known: Iterable[RequestRecord] = ()) -> None:
+        self.scenario = scenario
         long = scenario.seconds > 900.0 and math.isfinite(scenario.seconds)
         self._tick = 1.0 if long else 0.25
         self._refit = 30.0 if long else 5.0
@@ -66,7 +66,9 @@ class Auto:
         self._plans: list[Plan | None] = [None for _ in numbers]
         self._reads: list[list[Read]] = [[] for _ in numbers]
         self._told: deque[tuple[float, RequestRecord]] = deque()
-        self._window = Window(max_records=WINDOW, max_seconds=3600.0)
+        self.window = Window(max_records=WINDOW, max_seconds=3600.0)
+        for record in known:
+            self.window.add(record)
         self._cells: dict[str, Cell] = {}
         self._rtt: float | None = None
         self._reachable: bool | None = None
@@ -82,15 +84,15 @@ class Auto:
     def gates(self, world: World, schedule: Schedule) -> Gates:
         """Begins to observe; returns the gates of all engines."""
         self._world, self._schedule = world, schedule
-        self._guarded = Guarded(world, self._leases, self._backend, self._scenario.connector.capability)
+        self._guarded = Guarded(world, self._leases, self._backend, self.scenario.connector.capability)
         schedule.at(0.0, self._probe)
+        schedule.at(0.0 if len(self.window) else self._refit, self._fit)
         schedule.at(0.0, self._step)
-        schedule.at(self._refit, self._fit)
         return self._guarded
 
     def first(self, now: float, job: Job) -> None:
         """The hook has a record."""
-        self._told.append((now + EXPORT_SECONDS, record_of(job, self._scenario, now)))
+        self._told.append((now + EXPORT_SECONDS, record_of(job, self.scenario, now)))
 
     def stored(self, now: float, job: Job, tokens: int, seconds: float) -> None:
         """Nothing to learn from."""
@@ -108,7 +110,7 @@ class Auto:
         return sum(pace.inflight for pace in self._guarded.paces)
 
     def _again(self, now: float, seconds: float, step: Any) -> None:
-        if now < self._scenario.seconds + 2.0 * self._scenario.patience:
+        if now < self.scenario.seconds + 2.0 * self.scenario.patience:
             self._schedule.at(now + seconds, step)
 
     def _probe(self, now: float) -> None:
@@ -123,7 +125,7 @@ class Auto:
         self._again(now, PROBE_SECONDS, self._probe)
 
     def _fit(self, now: float) -> None:
-        cells = fit(self._window.frame()) if len(self._window) else []
+        cells = fit(self.window.frame()) if len(self.window) else []
         self._cells = {cell.class_: cell for cell in cells if cell.backend == self._backend}
         self._again(now, self._refit, self._fit)
 
@@ -137,9 +139,9 @@ class Auto:
         self._again(now, self._tick, self._step)
 
     def _take(self, now: float, record: RequestRecord) -> None:
-        self._window.add(record)
+        self.window.add(record)
         number = int(record.internal_id.partition("-")[0])
-        if record.prompt_tokens - record.tokens_local > self._scenario.connector.chunk_tokens:
+        if record.prompt_tokens - record.tokens_local > self.scenario.connector.chunk_tokens:
             self._recent.append((now, record.class_, number))
         failed = any(each.outcome == OUTCOME_FAILED for each in record.fetches)
         if record.fetches or (record.decision == "decline" and failed):
@@ -177,4 +179,3 @@ class Auto:
                 id=f"{number}-{self._directives}", engine_id=engine_id(number), backend=self._backend
             )
             self._schedule.at(now + POLL_SECONDS, lambda _at: setattr(self._leases[number], "directive", directive))
-

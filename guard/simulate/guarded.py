@@ -73,7 +73,7 @@ class Guarded:
         return decision
 
     def opened(self, now: float, job: Job, *, fetch: bool) -> None:
-        """A read is in flight: a fetch, or a lookup that itself moves the data and is expected to find what is usual."""
+        """A read is in flight: a fetch, or a lookup that itself moves the data; it should find what is usual."""
         pace = self.paces[job.engine]
         costs, projected = pace.costs, 0.0
         if fetch:

@@ -2,7 +2,8 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 from guard.errors import ConfigError
@@ -16,6 +17,7 @@ from guard.simulate.link import Link
 from guard.simulate.policies import World
 from guard.simulate.results import Result, Row, row_of
 from guard.simulate.scenario import Scenario
+from guard.wire import RequestRecord
 
 AUTO: Final = "auto"
 POLICIES: Final = (*policies.RULES, AUTO)
@@ -83,14 +85,27 @@ class Simulation:
         self.engines[number].arrive(now, prompt)
 
 
-def simulate(scenario: Scenario, policy: str) -> Result:
+def learn(scenario: Scenario, seconds: float) -> list[RequestRecord]:
+    """What a service would have recorded in the `seconds` before the scenario's start, at clocks below 0."""
+    auto = Auto(scenario.model_copy(update={"seconds": seconds}))
+    simulation = Simulation(auto.scenario, auto.gates, auto)
+    simulation.schedule.run_until(seconds + scenario.patience)
+    return [
+        replace(each, span_id=f"b{each.span_id}", arrival_ns=each.arrival_ns - int((seconds + 60.0) * 1e9))
+        for each in auto.window
+    ]
+
+
+def simulate(scenario: Scenario, policy: str, known: Iterable[RequestRecord] = ()) -> Result:
     """The outcome of a policy on a scenario; the same scenario and seed give the same outcome.
+
+    `known` are records from before (`learn`) for the policy that learns.
 
     Raises:
         ConfigError: there is no such policy, or the scenario's trace cannot be read.
     """
     began = time.perf_counter()
-    auto = Auto(scenario) if policy == AUTO else None
+    auto = Auto(scenario, known) if policy == AUTO else None
     if auto is not None:
         simulation = Simulation(scenario, auto.gates, auto)
     elif policy in policies.RULES:
