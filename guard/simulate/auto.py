@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from guard.control.controller import decide
-from guard.control.shapes import Evidence, Plan, Read, State
+from guard.control.shapes import STATES, Evidence, Plan, Read, State
 from guard.correlate.window import Window
 from guard.estimate import fit
 from guard.estimate.shapes import Cell
@@ -75,7 +75,7 @@ class Auto:
         self._recent: deque[tuple[float, str, int]] = deque()
         self._inflight = [(0, 0, 0.0) for _ in numbers]
         self._rng = random.Random(f"{scenario.seed}/probe")  # noqa: S311
-        self._seconds: Counter[str] = Counter()
+        self._seconds: dict[str, float] = dict.fromkeys(STATES, 0.0)
         self.changes: list[tuple[float, int, str, str]] = []
         self._directives = 0
         goal = scenario.objective
@@ -103,7 +103,7 @@ class Auto:
     def states(self) -> Mapping[str, float]:
         """Share of the engines' time in each state."""
         total = sum(self._seconds.values())
-        return {name: seconds / total for name, seconds in sorted(self._seconds.items())} if total else {}
+        return {name: seconds / total for name, seconds in self._seconds.items() if seconds} if total else {}
 
     def inflight(self) -> int:
         """Reads that the engines' permits count as under way now."""
