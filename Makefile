@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test check contract bench policies chaos soak lab lab-env lab-test lab-bench lab-sweep wheel clean
+.PHONY: help run test check contract bench policies chaos soak lab lab-env lab-test lab-bench lab-sweep shots wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -62,6 +62,9 @@ lab-sweep: $(VENV)/.installed ## kvguard sweep on real vLLM: latency tiers x con
 
 policies: $(VENV)/.installed ## Simulated policies: public matrix, steps, goodput (KVGUARD_TRACES=DIR adds Mooncake's trace); many minutes
 	$(BIN)/python -m benchmarks.policies
+
+shots: $(VENV)/.installed ## Pictures of the console in docs/images, from the demo (needs chromium, about 3 minutes)
+	$(BIN)/python docs/shots.py
 
 wheel: $(VENV)/.installed ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --no-isolation

@@ -49,6 +49,12 @@ def test_one_engine_that_still_reads_is_not_guarded():
     assert headline(rows, [cell("harmful")], 7).state == "harmful"
 
 
+def test_what_observe_would_have_stopped_is_not_stopped():
+    told = headline([AUTO._replace(mode="observe", state="bypass")], [cell("harmful")], 7)
+    assert told.state == "harmful"
+    assert told.why.endswith("The mode is observe: nothing is throttled.")
+
+
 def test_a_mode_that_forbids_throttling_is_named():
     assert "The mode is on: nothing is throttled." in headline([AUTO._replace(mode="on")], [cell("harmful")], 7).why
 

@@ -57,7 +57,8 @@ def _judge(judged: Sequence[Cell], rows: Sequence[Row]) -> Headline:
     if better := len(others) - unknown - same:
         why += f" {better} other {'backend is' if better == 1 else 'backends are'} better."
     if worst.verdict.state == "harmful":
-        stopped = bool(rows) and all(row.state == BYPASS for row in rows)
+        acting = (semconv.MODE_AUTO, semconv.MODE_OFF)  # under observe the state is what auto would have done
+        stopped = bool(rows) and all(row.state == BYPASS and row.mode in acting for row in rows)
         if stopped:
             return Headline("guarded", f"Reads from {worst.backend} would hurt, and are stopped", why)
         if rows and all(row.mode in (semconv.MODE_ON, semconv.MODE_OBSERVE) for row in rows):

@@ -1,7 +1,7 @@
 // One row per engine and backend: what is asked of it, whether its hook does it, what both roads cost, and the switch.
 
 import { byId, el, keyed, setText, show } from "./dom.js";
-import { coarse, percent, seconds } from "./format.js";
+import { bytes, coarse, count, percent, seconds } from "./format.js";
 
 const MOST = 60; // rows drawn at once; the filter finds the others
 const keyOf = (row) => `${row.engine_id}\n${row.backend}`;
@@ -53,7 +53,7 @@ function switches(overrides, onSwitch) {
 
 function card(row, onSwitch) {
   const part = {
-    hook: el("span", {}), mode: el("span", {}), state: el("span", {}), why: el("p", { class: "why" }),
+    hook: el("span", {}), mode: el("span", {}), state: el("span", {}), why: el("div", { class: "why" }),
     remote: bar("remote"), recompute: bar("recompute"), roads: el("div", { class: "roads" }), numbers: el("dl", { class: "numbers" }),
   };
   const cells = Object.fromEntries(["req/s", "hits", "TTFT p50", "TTFT p95", "miss p50", "RTT p50"].map((name) => {
@@ -76,9 +76,7 @@ function update(row, node, part, cells) {
   chip(part.state, row.state, `state-${row.state}`, `state ${row.state}`);
   const [hook, kind] = row.silent ? [`silent for ${coarse(row.last_poll_age_seconds)}`, "bad"] : row.acknowledged ? ["applied", "good"] : ["applying…", "wait"];
   chip(part.hook, hook, `hook-${kind}`, `hook: ${hook}`);
-  const why = [row.controller_reason, row.reason, row.scope ? `switched for ${row.scope}` : null].filter(Boolean);
-  setText(part.why, [...new Set(why)].join(" · "));
-  show(part.why, why.length > 0);
+  lines(part.why, [row.control?.reason, limits(row.limit), objective(row), wouldHave(row), row.scope ? `switched for ${row.scope} by ${row.who}${row.reason ? `: ${row.reason}` : ""}` : null]);
   projections(row, part);
   const seen = row.traffic;
   setText(cells["req/s"], seen ? seen.requests_per_second.toFixed(1) : "–");
@@ -89,23 +87,59 @@ function update(row, node, part, cells) {
   setText(cells["RTT p50"], seconds(seen?.network_rtt.p50));
 }
 
-/** TTFT projected both ways, where the controller tells it. */
+/** TTFT projected both ways, where the models are fitted. */
 function projections(row, part) {
-  const both = row.projected ?? row.projected_ttft ?? {};
-  const [remote, recompute] = [both.remote ?? row.projected_remote_seconds ?? null, both.recompute ?? row.projected_recompute_seconds ?? null];
+  const { remote = null, recompute = null, n = 0 } = row.projected ?? {};
   show(part.roads, remote !== null || recompute !== null);
   const top = Math.max(remote ?? 0, recompute ?? 0);
-  part.remote.set(remote, top);
-  part.recompute.set(recompute, top);
+  part.remote.set(remote, top, n);
+  part.recompute.set(recompute, top, n);
+}
+
+/** The limits that the controller asks for, in words; null: none. */
+function limits(limit) {
+  if (!limit) return null;
+  const parts = [
+    limit.max_inflight === null ? null : `at most ${limit.max_inflight} reads in flight`,
+    limit.max_inflight_bytes === null ? null : `at most ${bytes(limit.max_inflight_bytes)} in flight`,
+    limit.min_tokens ? `only from ${count(limit.min_tokens)} tokens on` : null,
+    limit.share < 1 ? `${percent(limit.share)} of the traffic` : null,
+    limit.trickle_seconds ? `a trial read every ${coarse(limit.trickle_seconds)}` : null,
+  ].filter(Boolean);
+  return parts.length ? `Limit: ${parts.join(", ")}` : null;
+}
+
+function objective(row) {
+  const one = row.control?.objective;
+  const out = row.projected && !row.projected.attainable ? "Neither road meets the objective" : null;
+  if (!one || one.attained === null) return out;
+  const met = `TTFT within ${seconds(one.ttft_seconds)}: ${percent(one.attained)} of the last ${coarse(one.seconds)} (${percent(one.percentile > 1 ? one.percentile / 100 : one.percentile)} wanted)`;
+  return [out, met].filter(Boolean).join(". ");
+}
+
+function wouldHave(row) {
+  const would = row.control?.would;
+  if (row.mode !== "observe" || !would?.requests) return null;
+  return `auto would have refused ${count(would.requests)} requests: ${seconds(would.gained_seconds)} gained (projected)`;
+}
+
+/** Sets the lines of a paragraph list; nothing is touched where nothing changed. */
+function lines(node, texts) {
+  const wanted = texts.filter(Boolean);
+  show(node, wanted.length > 0);
+  while (node.childElementCount > wanted.length) node.lastElementChild.remove();
+  wanted.forEach((text, at) => setText(node.children[at] ?? node.appendChild(el("p", {})), text));
 }
 
 function bar(road) {
   const fill = el("span", { class: `fill ${road}` });
   const value = el("b", {});
-  const node = el("div", { class: "road" }, el("span", { class: "road-name" }, road), el("span", { class: "track", "aria-hidden": "true" }, fill), value, el("span", { class: "chip projected" }, "projected"));
+  const source = el("span", { class: "chip projected" });
+  const node = el("div", { class: "road" }, el("span", { class: "road-name" }, road), el("span", { class: "track", "aria-hidden": "true" }, fill), value, source);
   return {
     node,
-    set(number, top) {
+    set(number, top, n) {
+      setText(source, `projected, n = ${count(n)}`);
       fill.style.width = `${number && top ? Math.max(2, (100 * number) / top) : 0}%`;
       setText(value, seconds(number));
     },
