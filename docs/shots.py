@@ -29,7 +29,7 @@ def demo() -> Iterator[str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith("KVGUARD_")}
     command = [sys.executable, "-u", "-m", "guard.cli", "demo"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
-        assert process.stdout is not None
+        assert process.stdout is not None  # noqa: S101  it is a pipe
         url = next(word for line in process.stdout for word in line.split() if word.startswith("http://"))
         try:
             yield url

@@ -4,6 +4,7 @@ import http.server
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,10 +14,11 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 from guard.hook.config import HookConfig
 from guard.hook.directives import Directives
 from guard.simulate import traffic
+from guard.simulate.scenario import scaled
 
 ENGINE = "browser:8000/0"
 BACKEND = "lmcache-mp/resp"
-PATIENCE = 20_000  # ms; of a busy machine, not of the page
+PATIENCE = 40_000  # ms; of a busy machine, not of the page
 LAPTOP: dict[str, Any] = {"viewport": {"width": 1280, "height": 900}}
 
 
@@ -34,7 +36,11 @@ def url(start: Callable[..., Any]) -> Iterator[str]:
     """A service under simulated traffic of two engines."""
     url: str = start().url
     stop = threading.Event()
-    source = threading.Thread(target=traffic.run, args=(url,), kwargs={"rate": 6.0, "stop_event": stop}, daemon=True)
+    scenario = traffic.script(None)
+    scenario = scenario.model_copy(update={"workload": scaled(scenario.workload, 3.0)})
+    source = threading.Thread(
+        target=traffic.run, args=(url, scenario), kwargs={"speed": 3.0, "stop_event": stop}, daemon=True
+    )
     source.start()
     yield url
     stop.set()
@@ -273,6 +279,25 @@ def test_everything_that_can_be_used_has_a_name(watched: Watched) -> None:
     assert page.evaluate("document.querySelectorAll('h1').length") == 1
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
+
+
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_all_text_has_contrast(chromium: Browser, url: str, hook: Directives, theme: str) -> None:
+    put(url, "backend:nobody", mode="off", reason="contrast")  # so that a switch and a red chip are there
+    context = chromium.new_context(**LAPTOP, color_scheme=theme)
+    page = context.new_page()
+    page.goto(url)
+    expect(page.locator("#requests button.request").first).to_be_visible(timeout=PATIENCE)
+    expect(page.locator("#chart text").first).to_be_visible()
+    assert page.evaluate(CONTRAST) == []  # WCAG 2.2 AA: 4.5 to 1
+    page.locator("#fleet").click()
+    expect(page.locator("#switch-dialog")).to_be_visible()
+    assert page.evaluate(CONTRAST) == []
+    context.close()
+    assert httpx2.delete(f"{url}/v1/offload/backend:nobody").status_code == 200
 
 
 def test_a_dead_service_is_said_and_a_live_one_found_again(chromium: Browser, start: Callable[..., Any]) -> None:

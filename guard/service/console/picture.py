@@ -25,6 +25,7 @@ NOW_SECONDS: Final = 15.0
 """Where we are now: the median over the requests that arrived within so many seconds."""
 
 CURVE_POINTS: Final = 49
+_one_at_a_time = asyncio.Lock()
 _ROOM: Final = 1.5  # how far the axis goes beyond what is on it, as a factor
 
 
@@ -43,7 +44,8 @@ async def get_picture(
     records = list(runtime.window)
     cells: Sequence[Cell] = tuple(getattr(runtime, "cells", tuple)())
     now_ns = int(runtime.clock.wall() * 1e9)
-    answer = await asyncio.to_thread(picture, records, cells, now_ns, model=model, backend=backend, class_=class_)
+    async with _one_at_a_time:  # a thread, so that polls and spans go on
+        answer = await asyncio.to_thread(picture, records, cells, now_ns, model=model, backend=backend, class_=class_)
     told = headline([*_rows(runtime)], cells, len(records))
     return JSONResponse({"headline": told._asdict(), **answer})
 
