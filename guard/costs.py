@@ -14,6 +14,7 @@ now is the number that will be delayed:
     price of reading B bytes     = in flight * B / W            and of a synchronous read: everybody's time
 
 A road that meets the objective's bound at its percentile beats one that does not; else the cheaper one by the mean.
+Models of few samples are believed against reading only beyond their `doubt`.
 """
 
 import math
@@ -41,7 +42,7 @@ class Traffic(NamedTuple):
     backlog_tokens: int = 0  # tokens that those still have to compute
     elapsed: float = 0.0  # since this request's arrival
     slowdown: float = 1.0  # reads take so many times what is projected
-    overdue: float = 0.0  # age of a read in flight that is older than projected, else 0
+    overdue: float = 0.0  # a read in flight is so many times older than projected; 0: none is late
 
 
 IDLE: Final = Traffic()
@@ -57,14 +58,23 @@ class Comparison(NamedTuple):
     recompute_tail: float
     recompute_price: float
     bound: float
+    doubt: float = 1.0
 
     @property
     def verdict(self) -> str:
         """Why remote loses: `sla` or `projected`; empty when it is the better road."""
-        remote_meets, recompute_meets = self.remote_tail <= self.bound, self.recompute_tail <= self.bound
-        if remote_meets != recompute_meets:
-            return "" if remote_meets else "sla"
-        return "projected" if self.remote_price > self.recompute_price else ""
+        return _verdict(
+            self.remote_tail, self.remote_price, self.recompute_tail, self.recompute_price, self.bound, self.doubt
+        )
+
+
+def _verdict(tail: float, price: float, other_tail: float, other_price: float, bound: float, doubt: float) -> str:
+    """Remote is refused only where it loses by more than the models' `doubt` (a ratio of 1 or more)."""
+    if other_tail <= bound < tail:
+        return "sla" if tail > bound * doubt else ""
+    if tail <= bound < other_tail:
+        return ""
+    return "projected" if price > other_price * doubt else ""
 
 
 class ClassCost(NamedTuple):
@@ -82,7 +92,7 @@ class Costs:
     """Coefficients, checked and made ready for the hot path."""
 
     __slots__ = (
-        "a", "b", "bound", "bytes_per_token", "classes", "d", "default", "fetch_mean", "fetch_tail", "load",
+        "a", "b", "bound", "bytes_per_token", "classes", "d", "default", "doubt", "fetch_mean", "fetch_tail", "load",
         "lookup_per_byte", "lookup_seconds", "only", "per_byte", "per_inflight_byte", "percentile", "prefill_mean",
         "prefill_ratio", "seconds",
     )  # fmt: skip
@@ -105,6 +115,7 @@ class Costs:
         self.seconds, self.per_byte, self.per_inflight_byte = f["seconds"], f["per_byte"], f["per_inflight_byte"]
         self.lookup_seconds, self.lookup_per_byte = f["lookup_seconds"], f["lookup_per_byte"]
         self.bytes_per_token = f["bytes_per_token"]
+        self.doubt = max(1.0, _number("fetch", fetch, "doubt", 1.0))
         self.a, self.b, self.d, self.load = p["a"], p["b"], p["d"], p["load"]
         self.percentile = _number("sla", sla, "percentile", 0.95)
         if not 0.0 < self.percentile < 1.0:
@@ -154,7 +165,7 @@ class Costs:
     ) -> Comparison:  # fmt: skip
         """Both roads when the match is known and the lookup is over."""
         roads = self._roads(prompt, local, matched, size, self.fetch_seconds(size, at.inflight_bytes), at, sync)
-        return Comparison(*roads, self.bound if bound is None else bound)
+        return Comparison(*roads, self.bound if bound is None else bound, self.doubt)
 
     def compare_lookup(
         self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic = IDLE, *,
@@ -164,7 +175,8 @@ class Costs:
 
         `blocks`: the lookup holds up the scheduler, so everybody who waits pays for it.
         """
-        return Comparison(*self._asked(prompt, local, expected, token_bytes, at, sync, blocks), expected.bound)
+        roads = self._asked(prompt, local, expected, token_bytes, at, sync, blocks)
+        return Comparison(*roads, expected.bound, self.doubt)
 
     def loses_load(
         self, prompt: int, local: int, matched: float, size: float, at: Traffic, sync: bool, bound: float
@@ -172,19 +184,14 @@ class Costs:
         """The verdict of `compare_load`, without the object around it: for the gate."""
         read = self.seconds + self.per_byte * size + self.per_inflight_byte * at[1]
         _, tail, price, _, other_tail, other_price = self._roads(prompt, local, matched, size, read, at, sync)
-        if (tail <= bound) != (other_tail <= bound):
-            return "" if tail <= bound else "sla"
-        return "projected" if price > other_price else ""
+        return _verdict(tail, price, other_tail, other_price, bound, self.doubt)
 
     def loses_lookup(
         self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic, sync: bool, blocks: bool
     ) -> str:
         """The verdict of `compare_lookup`, for the gate."""
         _, tail, price, _, other_tail, other_price = self._asked(prompt, local, expected, token_bytes, at, sync, blocks)
-        bound = expected.bound
-        if (tail <= bound) != (other_tail <= bound):
-            return "" if tail <= bound else "sla"
-        return "projected" if price > other_price else ""
+        return _verdict(tail, price, other_tail, other_price, expected.bound, self.doubt)
 
     def _asked(
         self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic, sync: bool, blocks: bool
@@ -217,9 +224,7 @@ class Costs:
         a, b, d = self.a, self.b, self.d
         full = (a + b * c + d * c * (prompt - 0.5 * c)) * busy
         rest = (a + b * r + d * r * (prompt - 0.5 * r)) * busy
-        read *= slowdown
-        if read < overdue:
-            read = overdue  # a new read will hardly overtake the one that is stuck
+        read *= slowdown if slowdown > overdue else overdue  # a new read will hardly overtake the one that is stuck
         wait = backlog * b
         mean, tail = read * self.fetch_mean, read * self.fetch_tail
         price = inflight * self.per_byte * size + waiting * rest

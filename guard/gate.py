@@ -43,8 +43,8 @@ LOCAL: Final = "local"  # vLLM's own cache held it
 
 _LIMITS: Final = (BYPASS, BREAKER, MIN_TOKENS, MAX_INFLIGHT, MAX_BYTES, STALLED, PROJECTED, SLA, SHARE)
 _WOULD: Final = {reason: f"would-{reason}" for reason in (*_LIMITS, LOAD_FAILED, UNUSABLE)}
-_TRICKLED: Final = frozenset((BYPASS, BREAKER, STALLED, PROJECTED, SLA, SHARE))
-"""Refusals that may have had their day."""
+_TRICKLED: Final = frozenset((BYPASS, PROJECTED, SLA, SHARE))
+"""Refusals that may have had their day; what the hook saw itself runs out by itself."""
 
 REASONS: Final = (
     NO_DIRECTIVE, ON, OFF, AUTO, OBSERVE, *_LIMITS, HOLDOUT, TRICKLE, HANDOFF, LOAD_FAILED, UNUSABLE, MISS, LOCAL,

@@ -5,7 +5,8 @@ monotonic clock. Every method takes constant time; one thread writes (the engine
 
 Evidence and what becomes of it:
 
-- a read in flight that is older than projected is `overdue`: a new one is projected to take at least as long;
+- a read in flight that is older than projected is `overdue`: a new one is projected to take at least as many times
+  its own projection;
 - x = log(actual / projected) of reads that ended: m moves halfway to x, and at once to the lesser of two that follow
   one another when both are slow. exp(m) is the `slowdown`. m fades with a time constant of five seconds, and moves
   with the projection when the service sends new coefficients, so that what it has learned does not count twice;
@@ -34,11 +35,12 @@ _LOG_LIMIT: Final = math.log(1000.0)
 
 
 class _Read:
-    __slots__ = ("late", "projected", "size", "start")
+    __slots__ = ("late", "longest", "projected", "size", "start")
 
-    def __init__(self, start: int, projected: float, late: float, size: int) -> None:
+    def __init__(self, start: int, projected: float, longest: float, late: float, size: int) -> None:
         self.start = start
         self.projected = projected
+        self.longest = longest
         self.late = late
         self.size = size
 
@@ -81,10 +83,14 @@ class Pace:
             self._m = min(max(self._m + shift, 0.0), _LOG_LIMIT) if self._m else 0.0
             self._last += shift
 
-    def begin(self, key: int, now: int, projected: float, size: int) -> None:
-        """A read begins that is projected to take `projected` seconds (0: not known)."""
+    def begin(self, key: int, now: int, projected: float, size: int, longest: float = 0.0) -> None:
+        """A read begins that is projected to take `projected` seconds (0: not known), `longest` where its size is not.
+
+        Late is what is older than that at the tail: a read that is larger than usual must not look stuck.
+        """
+        longest = max(projected, longest)
         tail = self._costs.fetch_tail if self._costs is not None else 1.0
-        self._open[key] = _Read(now, projected, projected * max(tail, 1.0 + 2.0 * NOISE), size)
+        self._open[key] = _Read(now, projected, longest, longest * max(tail, 1.0 + 2.0 * NOISE), size)
         self.inflight_bytes += size
 
     def end(self, key: int, now: int, *, ok: bool = True, projected: float | None = None) -> None:
@@ -140,11 +146,11 @@ class Pace:
         return math.exp(m) if m > self._noise() else 1.0
 
     def overdue(self, now: int) -> float:
-        """Age in seconds of the oldest read that is older than projected and not overtaken; 0: there is none."""
+        """Age over projection of the oldest read that is late and not overtaken; 0: there is none."""
         for read in self._open.values():
-            if read.start > self.proved:
+            if read.start > self.proved and read.late:
                 age = (now - read.start) / 1e9
-                return age if read.late and age > read.late else 0.0
+                return age / read.longest if age > read.late else 0.0
         return 0.0
 
     @property
@@ -167,7 +173,7 @@ class Pace:
         """Whether a trickle of one read every `gap` seconds has one due; it waits for the one that is under way."""
         if gap is None:
             return False
-        patience = gap * 8.0 if self._open else gap
+        patience = gap * 8.0 if self.oldest_age(now) > 0.0 else gap
         return now - self.last_trickle >= patience * 1e9
 
     def _noise(self) -> float:

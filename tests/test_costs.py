@@ -74,9 +74,16 @@ def test_what_the_hook_saw_itself_counts() -> None:
     slow = COSTS.compare_load(4000, 0, 3000, 30e6, Traffic(slowdown=10.0))
     assert slow.remote == pytest.approx(0.4 + 0.105)
     assert slow.verdict == "projected"
-    stuck = COSTS.compare_load(4000, 0, 3000, 30e6, Traffic(overdue=0.31))
+    stuck = COSTS.compare_load(4000, 0, 3000, 30e6, Traffic(overdue=7.6))
     assert stuck.verdict == "projected"
-    assert COSTS.compare_load(4000, 0, 3000, 30e6, Traffic(overdue=0.29)).verdict == ""
+    assert COSTS.compare_load(4000, 0, 3000, 30e6, Traffic(overdue=7.4)).verdict == ""
+
+
+def test_models_of_few_samples_refuse_only_beyond_their_doubt() -> None:
+    doubtful = Costs({**FETCH, "seconds": 0.36, "doubt": 1.5}, PREFILL)
+    assert doubtful.compare_load(4000, 0, 3000, 0).verdict == ""  # 0.465 against 0.405
+    assert Costs({**FETCH, "seconds": 0.36}, PREFILL).compare_load(4000, 0, 3000, 0).verdict == "projected"
+    assert Costs({**FETCH, "seconds": 0.6, "doubt": 1.5}, PREFILL).compare_load(4000, 0, 3000, 0).verdict == "projected"
 
 
 TRAFFIC = st.builds(

@@ -57,7 +57,7 @@ def test_a_read_older_than_projected_is_overdue_until_a_later_one_ends_in_time()
     one = pace()
     one.begin(7, 0, 0.1, 500)
     assert one.overdue(int(0.12 * SECOND)) == 0.0
-    assert one.overdue(SECOND) == 1.0
+    assert one.overdue(SECOND) == pytest.approx(10.0)
     read(one, 1.0, 0.1, key=8)  # overtakes: 7 was aborted, or its worker died
     assert one.overdue(2 * SECOND) == 0.0
     assert one.oldest_age(2 * SECOND) == 0.0
@@ -68,11 +68,18 @@ def test_a_read_older_than_projected_is_overdue_until_a_later_one_ends_in_time()
     assert (one.inflight, one.inflight_bytes) == (0, 0)
 
 
+def test_a_lookup_that_may_find_much_is_late_only_when_much_would_be() -> None:
+    one = pace()
+    one.begin(7, 0, 0.1, 500, longest=0.4)
+    assert one.overdue(int(0.5 * SECOND)) == 0.0
+    assert one.overdue(int(0.6 * SECOND)) == pytest.approx(1.5)
+
+
 def test_a_read_that_is_slow_itself_proves_nothing() -> None:
     one = pace()
     one.begin(7, 0, 0.1, 500)
     read(one, 1.0, 2.0, key=8)
-    assert one.overdue(3 * SECOND) == 3.0
+    assert one.overdue(3 * SECOND) == pytest.approx(30.0)
 
 
 def test_what_is_projected_by_nobody_is_not_overdue() -> None:

@@ -14,6 +14,7 @@ thresholds, a dwell time and a persistence, so noise moves nothing (docs/control
 """
 
 import math
+import statistics
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -49,6 +50,7 @@ class Tuning:
     failure_window: float = 10.0
     reads: int = 5  # of which the median counts
     read_age: float = 10.0
+    fallen: float = 0.5  # RTT below this share of what it was when reads were stopped: the link has healed
     noise: float = 0.15  # of log(actual / projected)
     goods: int = 2
     trickle_seconds: float = 0.5
@@ -106,7 +108,11 @@ def _step(
 def _taken_in(state: State, evidence: Evidence, now: float, tuning: Tuning) -> State:
     """Keeps the latest reads and failures. While nothing is read, what was seen last stays what is known."""
     reads, failures = state.reads, state.failures
-    new = tuple(read for read in evidence.reads if read.ok and read.seconds > 0.0)
+    new = tuple(
+        read if read.rtt is not None else replace(read, rtt=evidence.rtt)
+        for read in evidence.reads
+        if read.ok and read.seconds > 0.0
+    )
     if new:
         reads = (*reads, *new)[-_KEPT:]
     if state.name in (OPEN, LIMITED):
@@ -120,17 +126,18 @@ def _taken_in(state: State, evidence: Evidence, now: float, tuning: Tuning) -> S
 
 def _pace(state: State, evidence: Evidence, costs: Costs, tuning: Tuning) -> float:
     """Median of actual over projected of the last reads; few count less, and what may be noise is 1."""
-    logs = sorted(
+    logs = [
         math.log(read.seconds / expected)
         for read in state.reads[-tuning.reads :]
         if (expected := _expected(read, evidence, costs)) > 0.0
-    )
+    ]
     if not logs:
         return 1.0
-    if len(logs) < 3:
-        middle = logs[0] if len(logs) == 2 and logs[0] > 0.0 else logs[-1] / 2.0 if len(logs) == 1 else 0.0
-    else:
-        middle = logs[len(logs) // 2]
+    middle = statistics.median(logs) if len(logs) > 2 else 0.0
+    if len(logs) > 1 and min(logs[-2:]) > max(middle, tuning.noise):
+        middle = min(logs[-2:])  # two slow ones that follow one another are no outliers
+    elif len(logs) == 1:
+        middle = logs[0] / 2.0
     noise = max(tuning.noise, math.log(costs.fetch_tail) / len(logs) ** 0.5)
     return 1.0 if abs(middle) <= noise else math.exp(min(max(middle, -3.0), 7.0))
 
@@ -146,8 +153,8 @@ def _expected(read: Read, evidence: Evidence, costs: Costs) -> float:
 
 def _against(state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None) -> str:
     """What speaks against reading at once: `failures` or `stalled`; empty when nothing does."""
-    good = sum(read.at > now - tuning.failure_window for read in state.reads)
-    if len(state.failures) >= tuning.failures and len(state.failures) >= good:
+    last_good = max((read.at for read in state.reads), default=-math.inf)
+    if sum(at > last_good for at in state.failures) >= tuning.failures:
         return "failures"
     if evidence.reachable is False and (evidence.oldest_age > 1.0 or state.failures):
         return "unreachable"
@@ -168,26 +175,30 @@ def _while_open(
 ) -> State:
     against = _against(state, evidence, now, tuning, costs)
     if against:
-        return _moved(state, BYPASS, against, now, tuning)
+        return _moved(state, BYPASS, against, now, tuning, evidence.rtt)
     losing = "sla" if projection.sla else "projected" if projection.best > tuning.enter else ""
     if not losing:
         return state if state.against_since is None else replace(state, against_since=None)
     since = now if state.against_since is None else state.against_since
     if now - since >= tuning.persist and now - state.since >= tuning.dwell:
-        return _moved(state, BYPASS, losing, now, tuning)
+        return _moved(state, BYPASS, losing, now, tuning, evidence.rtt)
     return replace(state, against_since=since)
 
 
 def _while_bypass(state: State, evidence: Evidence, now: float, tuning: Tuning, idle: Costs | None) -> State:
     """Looks for healing. `idle` are the costs by RTT and models alone: what made reads slow may be gone unseen."""
-    if evidence.reachable is False or now - state.since < tuning.dwell:
+    if evidence.reachable is False or now - state.since < tuning.dwell / 2.0:
         return state
-    if idle is not None and project(evidence, idle).best > tuning.leave and evidence.rtt is not None:
-        # The link as it is measured makes reads lose. The model may err: a try now and then, no more.
-        return _moved(state, HALF_OPEN, "try", now, tuning) if now - state.since >= tuning.backoff_limit else state
-    if now - state.since >= state.backoff:
+    rtt, floor = evidence.rtt, evidence.cells[ALL].rtt_floor if ALL in evidence.cells else None
+    if rtt is not None and state.rtt is not None and rtt < tuning.fallen * state.rtt:
         return _moved(state, HALF_OPEN, "healed", now, tuning)
-    return state
+    if state.reason == "stalled" and evidence.oldest_age == 0.0 and any(read.at > state.since for read in state.reads):
+        return _moved(state, HALF_OPEN, "progress", now, tuning)
+    # Where RTT itself makes reads lose, or is raised and may be what does, it is waited for: a try now and then only.
+    raised = rtt is not None and floor is not None and rtt > floor / tuning.fallen
+    losing = rtt is not None and idle is not None and project(evidence, idle).best > tuning.leave
+    patience = tuning.backoff_limit if raised or losing else state.backoff
+    return _moved(state, HALF_OPEN, "try", now, tuning) if now - state.since >= patience else state
 
 
 def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None) -> State:
@@ -196,18 +207,17 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
     for read in tried:
         saved = _saved(read, costs)
         if not read.ok or read.seconds > saved:
-            lost = max(lost, read.seconds - saved)
+            lost = max(lost, read.seconds - saved if read.ok else read.seconds)
         else:
             goods += 1
-    if not lost and evidence.oldest_age > 0.0:
+    if not lost and evidence.oldest_age > 0.0 and not any(read.at >= state.since for read in state.reads):
         cell = evidence.cells.get(ALL)
         tokens = cell.reference_tokens if cell is not None else 0.0
         least = costs.prefill(tokens, tokens) if costs is not None else 1.0
-        began = now - evidence.oldest_age
-        if evidence.oldest_age > tuning.stalled * max(least, 0.1) and began >= state.since:
-            lost = evidence.oldest_age
+        if now - state.since > max(tuning.stalled * least, 2.0 * tuning.trickle_seconds):
+            lost = evidence.oldest_age  # whatever began has not ended
     if lost or evidence.reachable is False:
-        return _moved(replace(state, lost=lost), BYPASS, "trickle", now, tuning)
+        return _moved(replace(state, lost=lost), BYPASS, "trickle", now, tuning, evidence.rtt)
     if goods >= tuning.goods:
         # What was seen before the link healed is no evidence any more.
         fresh = tuple(read for read in state.reads if read.at >= state.since)
@@ -226,7 +236,7 @@ def _saved(read: Read, costs: Costs | None) -> float:
     )
 
 
-def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning) -> State:
+def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning, rtt: float | None = None) -> State:
     """Another state. Backoff doubles with every try that failed, up to what its loss costs of the budget."""
     backoff = state.backoff
     if name == BYPASS:
@@ -236,8 +246,8 @@ def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning) -> 
         backoff = min(max(2.0 * backoff, tuning.backoff), longest) if state.name == HALF_OPEN else tuning.backoff
     return replace(
         state, name=name, since=now, reason=reason, against_since=None, goods=0, backoff=backoff,
-        lost=state.lost if name == BYPASS else 0.0,
-        share=0.25 if state.name == HALF_OPEN and name == OPEN else state.share, raised=now,
+        lost=state.lost if name == BYPASS else 0.0, rtt=rtt if name == BYPASS else state.rtt,
+        share=0.5 if state.name == HALF_OPEN and name == OPEN else state.share, raised=now,
     )  # fmt: skip
 
 
@@ -285,14 +295,14 @@ def _reads(state: State, evidence: Evidence, tuning: Tuning, costs: Costs | None
         cap = evidence.max_inflight if cap is None else min(cap, evidence.max_inflight)
     budget = tuning.lost_seconds_per_minute / 60.0
     least = min_tokens(evidence, costs) if costs is not None else 0
-    holdout, explore = 0.0, None
+    holdout, explore = 0.0, tuning.explore_seconds
     if costs is not None and projection.remote is not None and projection.recompute is not None:
         rate = sum(evidence.mix.values())
         loss = rate * max(projection.gain, 1e-3)
         holdout = _step_down(min(tuning.holdout, budget / loss) if loss > 0.0 else tuning.holdout)
         if projection.losing_share > 0.0:
-            explore = max(tuning.explore_seconds, (projection.remote - projection.recompute) / budget)
-            explore = min(1.0 / _step_down(1.0 / explore), 3600.0)
+            explore = max(explore, (projection.remote - projection.recompute) / budget)
+    explore = min(1.0 / _step_down(1.0 / explore), 3600.0)
     return Reads(max_inflight=cap, min_tokens=least, share=state.share, holdout=holdout, trickle_seconds=explore)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from guard.control.shapes import STATES, Coefficients, Read, State
 
 _PLAIN: Final = (
-    "name", "reason", "pace", "goods", "backoff", "lost", "share", "limit", "baseline",
+    "name", "reason", "pace", "goods", "backoff", "lost", "share", "limit", "baseline", "rtt",
 )  # fmt: skip
 _TIMES: Final = ("since", "against_since", "raised")
 _READ: Final = tuple(each.name for each in fields(Read))

@@ -16,28 +16,31 @@ HOLD: Final = 0.1
 """Coefficients that moved by less than this ratio are not sent anew: hooks are not woken for noise."""
 
 _DIGITS: Final = 4
+_LEAST_SPREAD: Final = 0.5
+_LOOKUPS: Final = 20
+"""Fewer lookups than this do not tell how often one of a class hits; the pool stands for it, or nobody."""
 
 
 def coefficients(evidence: Evidence, pace: float = 1.0) -> Coefficients | None:
     """The coefficients at the RTT of now; None while a model is missing. `pace` scales what a read takes."""
     cell = evidence.cells.get(ALL)
-    if cell is None or cell.prefill is None or (cell.fetch is None and cell.lookup is None):
+    if cell is None or cell.prefill is None or cell.fetch is None or cell.reference_matched <= 0.0:
         return None
     rtt = rtt_of(evidence, cell)
     fetch, lookup, prefill = cell.fetch, cell.lookup, cell.prefill
     numbers = {"bytes_per_token": cell.bytes_per_token}
-    spread = 0.0
-    if fetch is not None:
-        shared = fetch.seconds_per_inflight_byte * evidence.sharing_bytes
-        numbers["seconds"] = (fetch.t0 + fetch.kappa * rtt + shared) * pace
-        numbers["per_byte"] = fetch.seconds_per_byte * pace
-        numbers["per_inflight_byte"] = fetch.seconds_per_inflight_byte * pace
-        spread = fetch.spread
+    shared = fetch.seconds_per_inflight_byte * evidence.sharing_bytes
+    numbers["seconds"] = (fetch.t0 + fetch.kappa * rtt + shared) * pace
+    numbers["per_byte"] = fetch.seconds_per_byte * pace
+    numbers["per_inflight_byte"] = fetch.seconds_per_inflight_byte * pace
+    spread = fetch.spread
     if lookup is not None:
         numbers["lookup_seconds"] = (lookup.t0 + lookup.kappa * rtt) * pace
         numbers["lookup_per_byte"] = lookup.seconds_per_byte * pace
         spread = max(spread, lookup.spread)
     numbers["spread"] = spread
+    # The interval of a mean of so many logs, as if they spread by a half: what is not measured well is not acted upon.
+    numbers["doubt"] = math.exp(2.0 * max(spread, _LEAST_SPREAD) / max(min(fetch.n, prefill.n), 1) ** 0.5)
     objective = evidence.objective
     sla = {} if objective is None else {"ttft_seconds": objective.ttft_seconds, "percentile": objective.percentile}
     return Coefficients(
@@ -48,7 +51,7 @@ def coefficients(evidence: Evidence, pace: float = 1.0) -> Coefficients | None:
         classes={
             name: _rounded(_class(each, evidence.class_objectives.get(name)))
             for name, each in _with_objectives(evidence, cell)
-            if each.lookup is not None
+            if each.lookup is not None and each.lookup.expected_tokens > 0.0 and each.lookup.n >= _LOOKUPS
         },
         sla=sla,
     )

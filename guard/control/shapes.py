@@ -118,6 +118,7 @@ class State:
     baseline: float | None = None
     raised: float = -math.inf  # when share or limit last rose
     sent: Coefficients | None = None
+    rtt: float | None = None  # when bypass was entered, or last tried in vain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

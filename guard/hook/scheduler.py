@@ -56,7 +56,7 @@ class SchedulerSide:
         self._decide_lookup(state, leg, request, 0)
         if leg.skip is not None and not leg.skip.admitted:
             return False
-        self._reading(leg)
+        self._reading(leg, state.prompt_tokens)
         return True
 
     def before_lookup(self, request: Any, local: int) -> tuple[int, bool] | None:
@@ -79,7 +79,7 @@ class SchedulerSide:
             leg.skip = Decision(semconv.DECISION_REMOTE, leg.skip.reason)  # cannot be skipped: the load gate refuses
         if not leg.end:
             leg.polls += 1
-            self._reading(leg)
+            self._reading(leg, state.prompt_tokens)
         return None
 
     def after_lookup(self, request: Any, local: int, answer: tuple[int | None, bool]) -> tuple[int | None, bool]:
@@ -92,7 +92,7 @@ class SchedulerSide:
         if not leg.end:
             leg.end = self.table.clock()
             leg.round_trips = self.adapter.answered(request, local, tokens)
-            self._looked_up(leg, tokens)
+            self._looked_up(leg, local, tokens)
         if not state.told:
             leg.local = local
             if not state.load_failed:  # else what was loaded in vain would be hidden
@@ -185,22 +185,25 @@ class SchedulerSide:
             state = self.table.arrive(request, handoff=handoff)
         return state
 
-    def _reading(self, leg: Leg) -> None:
+    def _reading(self, leg: Leg, prompt_tokens: int) -> None:
         """A lookup that itself moves the data is a read in flight until it is answered."""
         if self.backend.capability.lookup_moves_data and not leg.reading and not leg.end:
             leg.reading = True
             pace = self.table.pace(self.backend)
             costs = pace.costs
-            size = int(costs.typical_tokens * self.backend.token_bytes) if costs is not None else 0
-            projected = costs.lookup(size) if costs is not None else 0.0
-            pace.begin(leg.span_id, leg.start or self.table.clock(), projected, size)
+            size, projected, longest = 0, 0.0, 0.0
+            if costs is not None:  # how much it will find is not known
+                size = int(costs.typical_tokens * self.backend.token_bytes)
+                projected, longest = costs.lookup(size), costs.lookup(prompt_tokens * self.backend.token_bytes)
+            pace.begin(leg.span_id, leg.start or self.table.clock(), projected, size, longest)
 
-    def _looked_up(self, leg: Leg, tokens: int) -> None:
+    def _looked_up(self, leg: Leg, local: int, tokens: int) -> None:
         pace = self.table.pace(self.backend)
         if leg.reading:
             leg.reading = False
             costs = pace.costs
-            projected = costs.lookup(max(tokens, 0) * self.backend.token_bytes) if costs is not None else 0.0
+            moved = tokens + local if tokens > 0 else 0  # the store sends what vLLM holds itself, too
+            projected = costs.lookup(moved * self.backend.token_bytes) if costs is not None else 0.0
             pace.end(leg.span_id, leg.end, projected=projected)
         if leg.trickled and tokens <= 0:  # it told nothing: the next may be the trickle
             pace.last_trickle, leg.trickled = leg.trickled, 0
