@@ -10,7 +10,7 @@ import benchmarks
 def main() -> int:
     """Runs the benchmarks in the order of their names and says at the end which of them missed a goal."""
     names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_")]
-    wanted = sys.argv[1:] or names
+    wanted = [word for word in sys.argv[1:] if not word.startswith("--")] or names
     unknown = set(wanted) - set(names)
     if unknown:
         print(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(names)}", file=sys.stderr)

@@ -5,7 +5,7 @@
 
 import math
 import sys
-from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -195,15 +195,122 @@ def covers(figure: Any, truth: float) -> bool:
     return (figure.low or 0.0) <= truth <= (math.inf if figure.high is None else figure.high)
 
 
-def table(seeds: int, plants: list[Plant]) -> Iterator[Tally]:
-    """The tallies, one by one."""
-    for plant in plants:
-        yield run(plant, seeds)
+@dataclass(frozen=True)
+class Goal:
+    """One goal of the table: which figure, of which cells, at the least (or between)."""
+
+    text: str
+    figure: str
+    least: float
+    most: float = 1.0
+
+    def applies(self, plant: Plant) -> bool:
+        """Whether a cell has to meet it."""
+        easy = plant.n >= 1000 and plant.noise <= 0.1
+        bent, line = plant.shape == "knee", plant.shape == "line"
+        return {
+            "knee_covered": bent,
+            "claimed": bent and easy and not plant.ar,
+            "not_claimed": not bent,
+            "queue": plant.shape == "queue",
+            "departure_covered": bent or line,
+            "break_even_covered": bent or line,
+            "departure_ratio": (bent or line) and easy,
+            "break_even_ratio": (bent or line) and easy,
+        }[self.figure]
+
+
+GOALS: Final = (
+    Goal("knee inside its interval where one is claimed", "knee_covered", 0.92, 0.98),
+    Goal("knee claimed (n >= 1000, independent noise <= 10 %)", "claimed", 0.90),
+    Goal("no knee claimed of lines and queues", "not_claimed", 0.99),
+    Goal("cause of queues is queue", "queue", 0.99),
+    Goal("departure inside its interval", "departure_covered", 0.93),
+    Goal("break-even inside its interval", "break_even_covered", 0.93),
+    Goal("median upper/lower of departure (n >= 1000, noise <= 10 %)", "departure_ratio", 0.0, 1.5),
+    Goal("median upper/lower of break-even (same)", "break_even_ratio", 0.0, 1.5),
+)
+_LEAST_CLAIMS: Final = 50  # fewer claims than this tell no coverage
+
+
+def plants() -> list[Plant]:
+    """The cells of the table."""
+    cells = [
+        Plant(knee=knee, noise=noise, n=n, path=path)
+        for knee in (1e-4, 5e-4, 1e-3, 1e-2)
+        for noise in (0.05, 0.2)
+        for n, path in ((300, "plateaus"), (1000, "drift"), (5000, "plateaus"))
+    ]
+    cells += [Plant(knee=2e-4, noise=0.1, n=n, path=path) for n in (1000, 3000) for path in ("plateaus", "drift")]
+    cells += [Plant(ar=ar, path=path, n=n) for ar in (0.5, 0.9) for path in ("plateaus", "drift") for n in (1000, 5000)]
+    cells += [
+        replace(Plant(knee=knee, rtt_error=0.1, outliers=0.02, confounded=True), path=path, n=n, noise=noise)
+        for knee in (3e-4, 3e-3) for path in ("plateaus", "drift") for n, noise in ((1000, 0.1), (3000, 0.05))
+    ]  # fmt: skip
+    cells += [
+        Plant(shape, ar=ar, path=path, n=n, confounded=True, noise=noise, rtt_error=0.1, outliers=0.02)
+        for shape in ("line", "queue") for path in ("plateaus", "drift")
+        for n, noise, ar in ((300, 0.2, 0.9), (1000, 0.1, 0.0), (1000, 0.1, 0.9), (5000, 0.05, 0.5))
+    ]  # fmt: skip
+    return cells
+
+
+def values(tally: Tally) -> dict[str, float | None]:
+    """The figures that goals are about."""
+    row = tally.row()
+    row["not_claimed"] = 1.0 - row["claimed"]
+    if tally.claimed < min(_LEAST_CLAIMS, tally.seeds):
+        row["knee_covered"] = None
+    return row
 
 
 def main() -> int:
-    """Prints the table; returns 1 when a goal is missed."""
-    return 0
+    """Prints the table and how many cells meet each goal; returns 1 when one does not."""
+    seeds = 500 if "--full" in sys.argv else 40
+    chosen = plants()
+    print(f"planted data: {len(chosen)} cells, {seeds} seeds each; shares of seeds, 95 % intervals")
+    print(
+        f"{'shape':6}{'knee ms':>8}{'noise':>6}{'AR':>4}{'n':>6} {'RTT path':9}{'extra':14}{'claimed':>8}{'knee in':>8}"
+        f"{'dep. in':>8}{'b.e. in':>8}{'dep u/l':>8}{'b.e. u/l':>9}{'queue':>7}"
+    )
+    met, missed = dict.fromkeys(GOALS, 0), {goal: [] for goal in GOALS}
+    with ProcessPoolExecutor(max_workers=1 if "--one" in sys.argv else 2) as pool:
+        for tally in pool.map(run, chosen, [seeds] * len(chosen)):
+            print(_line(tally), flush=True)
+            found = values(tally)
+            for goal in GOALS:
+                value = found[goal.figure]
+                if goal.applies(tally.plant) and value is not None:
+                    good = goal.least <= value <= goal.most
+                    met[goal] += good
+                    if not good:
+                        missed[goal].append(value)
+    for goal in GOALS:
+        total = met[goal] + len(missed[goal])
+        bound = f"{goal.least:g} to {goal.most:g}"
+        worst = f"; missed with {', '.join(f'{value:.3f}' for value in sorted(missed[goal]))}" if missed[goal] else ""
+        print(f"goal {bound:>11}  {goal.text}: {met[goal]} of {total} cells{worst}")
+    return int(any(missed.values()))
+
+
+def _line(tally: Tally) -> str:
+    plant, row = tally.plant, tally.row()
+    extra = ",".join(
+        name
+        for name, on in (("err", plant.rtt_error), ("out", plant.outliers), ("conf", plant.confounded))
+        if on
+    )  # fmt: skip
+    shown = "".join(
+        f"{'-' if row[name] is None else format(row[name], '.3f'):>{width}}"
+        for name, width in (
+            ("claimed", 8), ("knee_covered", 8), ("departure_covered", 8), ("break_even_covered", 8),
+            ("departure_ratio", 8), ("break_even_ratio", 9), ("queue", 7),
+        )
+    )  # fmt: skip
+    return (
+        f"{plant.shape:6}{plant.knee * 1e3:8.2f}{plant.noise:6.2f}{plant.ar:4.1f}{plant.n:6} {plant.path:9}{extra:14}"
+        + shown
+    )
 
 
 if __name__ == "__main__":

@@ -78,10 +78,8 @@ def fit_prefill(samples: Samples, weights: Array, blocks: Blocks) -> Prefill | N
         first = fit(terms[every], y[every], weights[every], thin)
         both = np.column_stack((terms, running * (terms @ first.beta)))
         result = fit(both, y, weights, blocks)
-        alone = both[:, :3] @ result.beta[:3]
-        both[:, 3] = running * alone  # once more, now that the load is apart
-        result = fit(both, y, weights, blocks)
-        load = float(result.beta[3])
+        # The load's share was fitted on times that have the mean load in them.
+        load = float(result.beta[3] * (terms @ first.beta).mean() / (terms @ result.beta[:3]).mean())
     else:
         result = fit(terms, y, weights, blocks)
     a, b, d = (float(value) for value in result.beta[:3])

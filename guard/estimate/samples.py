@@ -40,23 +40,31 @@ CAPACITY: Final = 4096
 
 
 class Samples:
-    """Columns by name; rows in the order in which they came."""
+    """Columns by name; rows in the order in which they came. A choice of rows copies a column when it is asked for."""
 
-    __slots__ = ("data",)
+    __slots__ = ("_columns", "_index", "data")
 
-    def __init__(self, data: Array) -> None:
+    def __init__(self, data: Array, index: npt.NDArray[np.intp] | None = None) -> None:
         self.data = data
+        self._index = index
+        self._columns: dict[str, Array] = {}
 
     def __getitem__(self, name: str) -> Array:
-        column: Array = self.data[_AT[name]]
+        if self._index is None:
+            whole: Array = self.data[_AT[name]]
+            return whole
+        column = self._columns.get(name)
+        if column is None:
+            column = self._columns[name] = self.data[_AT[name]].take(self._index)
         return column
 
     def __len__(self) -> int:
-        return int(self.data.shape[1])
+        return int(self.data.shape[1] if self._index is None else self._index.size)
 
     def rows(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> "Samples":
         """The rows of a mask or of indices."""
-        return Samples(self.data[:, chosen])
+        index = (np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen).astype(np.intp, copy=False)
+        return Samples(self.data, index if self._index is None else self._index[index])
 
 
 class Ring:
@@ -163,7 +171,7 @@ def clean(samples: Samples) -> Samples:
     """The rows whose times are times: finite, none negative, TTFT above 0. RTT and counts out of range become NaN."""
     times = samples.data[_MUST]
     good = np.isfinite(times).all(axis=0) & (times >= 0.0).all(axis=0) & (times[0] > 0.0)
-    kept = samples if good.all() else samples.rows(good)
+    kept = samples if good.all() else Samples(np.ascontiguousarray(samples.data[:, good]))
     for name in ("rtt", "trips_lookup", "trips_fetch"):
         column = kept[name]
         with np.errstate(invalid="ignore"):

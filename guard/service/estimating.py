@@ -1,0 +1,141 @@
+"""Keeps the samples of every backend and class, fits them again every few seconds on a thread, and tells crossings."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import structlog
+
+from guard import semconv
+from guard.estimate import Cell, fit_samples
+from guard.estimate.crossing import Crossing
+from guard.estimate.samples import Ring, row_of
+from guard.estimate.shapes import Figure
+from guard.semconv import Metric
+from guard.service.directives import Clock
+from guard.wire import Event, RequestRecord
+
+REFIT_SECONDS: Final = 3.0
+MAX_CELLS: Final = 256
+"""Most rings of samples held, 0.8 MB each when full; the one that was silent longest makes room."""
+
+STATES: Final = ("ok", "departed", "harmful", "insufficient-data")
+CAUSES: Final = ("rtt", "bandwidth", "queue", "fixed-cost", "mixed", "unknown")
+SHAPES: Final = ("knee", "no-knee", "insufficient-data")
+_KINDS: Final = {semconv.EVENT_DEPARTURE: "departure", semconv.EVENT_BREAK_EVEN: "break_even"}
+
+log = structlog.get_logger("guard.service.estimating")
+
+_Key = tuple[str, str, str]
+
+
+class Estimating:
+    """Samples in, cells out. Simulated requests count only for a model and backend that has no real ones."""
+
+    def __init__(self, publish: Callable[[Event], object], clock: Clock) -> None:
+        self._publish = publish
+        self._clock = clock
+        self._rings: dict[bool, dict[_Key, Ring]] = {False: {}, True: {}}
+        self._crossings: dict[tuple[str, str, str, str], Crossing] = {}
+        self._cells: tuple[Cell, ...] = ()
+        self._changed = False
+        self.simulated: frozenset[tuple[str, str]] = frozenset()
+        self.fitted: float | None = None  # Unix seconds of the last fit
+        self.seconds = 0.0  # that it took
+
+    def add(self, record: RequestRecord) -> None:
+        """Takes a joined record, or an amended one in the place of the first."""
+        if not record.backend:
+            return
+        row = row_of(record)
+        if row is None:
+            return
+        rings = self._rings[record.simulated]
+        key = (record.model, record.backend, record.class_)
+        ring = rings.pop(key, None)
+        if ring is None:
+            ring = Ring()
+            if len(rings) >= MAX_CELLS:
+                del rings[next(iter(rings))]
+        rings[key] = ring  # at the end: heard of last
+        ring.add(row, key=row[1])
+        self._changed = True
+
+    def cells(self) -> tuple[Cell, ...]:
+        """What the last fit found."""
+        return self._cells
+
+    def refit(self) -> tuple[Cell, ...]:
+        """Fits everything; may run on a thread beside `add`."""
+        real = dict(self._rings[False])
+        pairs = {key[:2] for key in real}
+        invented = {key: ring for key, ring in self._rings[True].copy().items() if key[:2] not in pairs}
+        self.simulated = frozenset(key[:2] for key in invented)
+        rings = real | invented
+        return tuple(fit_samples((*key, rings[key].samples()) for key in sorted(rings)))
+
+    def settle(self, cells: Sequence[Cell]) -> None:
+        """Makes these the cells and tells which points RTT has crossed; runs in the event loop."""
+        self._cells = tuple(cells)
+        self.fitted = self._clock.wall()
+        for cell in cells:
+            if cell.pooled:
+                continue  # the pool tells for it
+            for kind, name in _KINDS.items():
+                figure: Figure = getattr(cell, name)
+                crossing = self._crossings.setdefault((cell.model, cell.backend, cell.class_, kind), Crossing())
+                side = crossing.look(cell.rtt_now, figure)
+                if side is not None:
+                    self._publish(_event(kind, cell, figure, side, self.fitted))
+
+    async def run(self) -> None:
+        """Fits until cancelled, when there is something new; an error costs one fit."""
+        while True:
+            await asyncio.sleep(REFIT_SECONDS)
+            if not self._changed:
+                continue
+            self._changed = False
+            start = self._clock.monotonic()
+            try:
+                self.settle(await asyncio.to_thread(self.refit))
+            except Exception:  # the loop's outermost frame
+                log.exception("refit_failed")
+            self.seconds = self._clock.monotonic() - start
+
+    def gauges(self) -> Iterator[tuple[Metric, Sequence[str], float]]:
+        """Inflection points and verdicts; classes that stand on the pool have no series of their own."""
+        for cell in self._cells:
+            if cell.pooled:
+                continue
+            labels = (cell.model, cell.backend, cell.class_)
+            for kind, figure in (
+                ("departure", cell.departure), ("break-even", cell.break_even), ("knee", cell.knee),
+            ):  # fmt: skip
+                for bound in ("value", "low", "high"):
+                    value = getattr(figure, bound)
+                    if value is not None:
+                        yield semconv.INFLECTION_RTT, (*labels, kind, bound, figure.source), value
+            verdict = cell.verdict
+            for dimension, known, given in (
+                ("state", STATES, verdict.state), ("cause", CAUSES, verdict.cause), ("shape", SHAPES, verdict.shape),
+            ):  # fmt: skip
+                for answer in known:
+                    yield semconv.VERDICT, (*labels, dimension, answer), float(answer == given)
+
+
+def _event(kind: str, cell: Cell, figure: Figure, side: str, at: float) -> Event:
+    value, now = (figure.value or 0.0) * 1e3, (cell.rtt_now or 0.0) * 1e3
+    message = {
+        (semconv.EVENT_DEPARTURE, "above"): "TTFT departs from its baseline",
+        (semconv.EVENT_DEPARTURE, "below"): "TTFT is back at its baseline",
+        (semconv.EVENT_BREAK_EVEN, "above"): "remote reads cost more than recomputing",
+        (semconv.EVENT_BREAK_EVEN, "below"): "remote reads pay again",
+    }[kind, side]
+    evidence: dict[str, Any] = {
+        "model": cell.model, "class": cell.class_, "side": side, "rtt_seconds": cell.rtt_now, "point": asdict(figure),
+    }  # fmt: skip
+    return Event(
+        at=at, kind=kind, scope=f"backend:{cell.backend}", evidence=evidence,
+        message=f"{message}: RTT {now:.3g} ms is {side} {value:.3g} ms ({cell.model}, class {cell.class_})",
+    )  # fmt: skip
