@@ -22,19 +22,28 @@ def curve_of(rows: Rows, hits: Hits) -> tuple[Curve | None, Knots]:
     z = np.bincount(hits.of, w * hits.remote, rows.blocks.count)[used] / count[used]
     x = np.bincount(hits.of, w * hits.rtt, rows.blocks.count)[used] / count[used]
     chain = rows.blocks.chain[used]
-    level, variance = _moments(rows, hits, w, count, used, z)
+    level, variance = _moments(rows, hits, w, count, used, z, x)
     flat = Knots(level, np.zeros(1), np.zeros(1), np.zeros(1))
     if not rows.varies or not x.size or float(x.max()) <= 0.0:
         return None, flat
     return curves.fit(x, z, count[used] / variance, chain), flat
 
 
-def _moments(rows: Rows, hits: Hits, w: Array, count: Array, used: Array, z: Array) -> tuple[Array, Array]:
-    """Draws of the overall mean, and the variance of single rows per block: v0 + v1*mean^2, from within blocks."""
+def _moments(rows: Rows, hits: Hits, w: Array, count: Array, used: Array, z: Array, x: Array) -> tuple[Array, Array]:
+    """Draws of the overall mean, and the variance of single rows per block: v0 + v1*level^2, from within blocks.
+
+    The level is a line through the block means: weights by the means themselves would favour those that came out low.
+    """
     mean = np.zeros(rows.blocks.count)
     mean[used] = z
     square = np.bincount(hits.of, w * np.square(hits.remote - mean[hits.of]), rows.blocks.count)[used] / count[used]
-    level2 = np.square(z)
+    level = np.full(z.size, float(np.average(z, weights=count[used])))
+    if rows.varies and z.size > 2 and np.ptp(x) > 0.0:
+        apart = x - float(np.average(x, weights=count[used]))
+        share = count[used] / level
+        level += apart * float((share * apart) @ z) / float((share * apart) @ apart)
+        level = np.maximum(level, 0.25 * float(z.min()))
+    level2 = np.square(level)
     typical = float(np.median(level2))
     a = np.column_stack((np.full(z.size, typical), level2)) / (level2 + typical)[:, None]
     b = square / (level2 + typical)

@@ -1,10 +1,6 @@
-"""The one place where the stages meet: receive -> join -> estimate -> publish. Everything here runs in the event loop.
+"""The one place where the stages meet: receive -> join -> estimate -> decide -> publish. It runs in the event loop.
 
-<<<<<<< HEAD
-One tick: receive -> join -> decide -> publish.
-=======
-The fit itself runs on a thread (`guard.service.estimating`); until the controller exists `auto` means `on`.
->>>>>>> 091a940 (Service: refits on a thread, GET /v1/inflection, crossing events, metrics; planted table; refit benchmark)
+The fit itself runs on a thread (`guard.service.estimating`).
 """
 
 import asyncio
@@ -16,11 +12,7 @@ import structlog
 from guard import semconv
 from guard.correlate.join import Joiner
 from guard.correlate.window import Window
-<<<<<<< HEAD
 from guard.estimate.shapes import Cell
-=======
-from guard.estimate import Cell
->>>>>>> 091a940 (Service: refits on a thread, GET /v1/inflection, crossing events, metrics; planted table; refit benchmark)
 from guard.history.ledger import Ledger
 from guard.ingest import otlp
 from guard.ingest.body import Limits
@@ -61,16 +53,13 @@ class Runtime:
         self.joiner = Joiner(lateness_seconds=settings.join_hold_seconds)
         self.window = Window(settings.window_requests, settings.window_seconds)
         self.telemetry = Telemetry(clock.monotonic, self._gauges)
-<<<<<<< HEAD
         self.promises = Promises(settings.objectives, self.journal)
         self.controlling = Controlling(
             clock, lambda: self.promises.in_force, cells=self.cells, link=self.link, publish=self.events.publish,
             count=self.telemetry.count, kept=self.journal.state(CONTROLLER),
         )  # fmt: skip
         self.registry.plans = self.controlling.plan
-=======
         self.estimating = Estimating(self.events.publish, clock)
->>>>>>> 091a940 (Service: refits on a thread, GET /v1/inflection, crossing events, metrics; planted table; refit benchmark)
         self.forwarder: Forwarder | None = None
         self.run_id = f"{int(clock.wall() * 1000):x}"  # tells events and files of this run from those of others
         self.archiving = Archiving.of(settings, self.run_id, clock, self.telemetry)
@@ -111,20 +100,14 @@ class Runtime:
             self.window.add(record, now_ns)
             self.telemetry.observe(record)
             self.archiving.add(record)
-<<<<<<< HEAD
+            self.estimating.add(record)
             self.controlling.take(record)
             self.controlling.judge(record)
         for record in self.joiner.amended:
             self.window.amend(record)
             self.telemetry.amend(record)
+            self.estimating.add(record)
             self.controlling.take(record)
-=======
-            self.estimating.add(record)
-        for record in self.joiner.amended:
-            self.window.amend(record)
-            self.telemetry.amend(record)
-            self.estimating.add(record)
->>>>>>> 091a940 (Service: refits on a thread, GET /v1/inflection, crossing events, metrics; planted table; refit benchmark)
         self.window.expire(now_ns)
         counts = self.joiner.counts
         self._totals(semconv.INGEST_ORPHANS, counts.orphans)
@@ -156,19 +139,13 @@ class Runtime:
             await asyncio.sleep(TICK_SECONDS)
             self._lag = max(self._lag, self.clock.monotonic() - due)
 
-<<<<<<< HEAD
     def cells(self) -> Sequence[Cell]:
         """What was estimated last, by model, backend and class."""
-        return ()
+        return self.estimating.cells()
 
     def link(self, backend: str) -> Link:  # noqa: ARG002
         """The idle RTT of a backend now, and whether its probes are answered."""
         return None, None
-=======
-    def cells(self) -> tuple[Cell, ...]:
-        """What is known of every backend and class, as last fitted."""
-        return self.estimating.cells()
->>>>>>> 091a940 (Service: refits on a thread, GET /v1/inflection, crossing events, metrics; planted table; refit benchmark)
 
     def end_waits(self) -> None:
         """Ends every long poll and event stream, now and from now on: the service stops."""
@@ -220,11 +197,8 @@ class Runtime:
                 override = self.switches.overrides.resolve(poll.engine_id, poll.model, backend, now)
                 asked = override.mode if override else semconv.MODE_AUTO
                 yield semconv.OFFLOAD_MODE, (poll.model, poll.engine_id, backend, asked), 1.0
-<<<<<<< HEAD
         yield from gauges(self.controlling)
-=======
         yield from self.estimating.gauges()
->>>>>>> 091a940 (Service: refits on a thread, GET /v1/inflection, crossing events, metrics; planted table; refit benchmark)
         yield semconv.JOIN_PENDING, (), float(self.joiner.pending)
         yield semconv.LOOP_LAST_RUN, (), self.ticked[1]
         yield semconv.LOOP_LAG, (), self._lag
