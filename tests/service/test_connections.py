@@ -3,10 +3,14 @@
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2
+
+from guard.service.server import _listen
+from guard.settings import Settings
 
 
 def connect(url: str) -> socket.socket:
@@ -93,3 +97,10 @@ def test_two_requests_sent_at_once_are_both_answered(serve: Callable[..., Any]) 
             piece = sock.recv(4096)
             assert piece
             held += piece
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_the_kernels_to_end(tmp_path: Path) -> None:
+    with _listen(Settings(port=0, state_dir=tmp_path)) as listening:
+        listening.setblocking(True)
+        with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
