@@ -22,11 +22,22 @@ run: $(VENV)/.installed ## The service on embedded defaults with simulated traff
 test: $(VENV)/.installed ## Unit, contract and service tests (no vLLM needed)
 	$(BIN)/python -m pytest -n auto
 
-check: $(VENV)/.installed ## ruff, mypy --strict, import floors
+check: $(VENV)/.installed ## ruff, mypy --strict, import floors, generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m alerts --check
+	$(BIN)/python -m dashboards --check
+
+.PHONY: generate sheets
+generate: $(VENV)/.installed ## Write rules, alerts, dashboards and the pages made from code
+	$(BIN)/python docs/metrics.py
+	$(BIN)/python -m alerts
+	$(BIN)/python -m dashboards
+
+sheets: $(VENV)/.installed ## Draw docs/images/dashboard-*.png from the dashboards' own queries; needs prometheus
+	$(BIN)/python -m dashboards --sheets docs/images
 
 bench: $(VENV)/.installed ## Cost of the hook and speed of ingest, as ratios and counts
 	$(BIN)/python -m benchmarks

@@ -106,6 +106,7 @@ class Fleet:
             count(semconv.INGEST_SPANS, "accepted", by=spans)
             count(semconv.FORWARD_SPANS, "sent", by=spans)
             count(semconv.INGEST_REQUESTS, "200", by=seconds)
+            count(semconv.HISTORY_ROWS, "written", by=self.rate * seconds)
         if not self.engines:
             return
         for name in ("rejected", "ignored"):
@@ -246,10 +247,11 @@ class Fleet:
             for class_ in CLASSES:
                 yield from self._points(name, backend, class_)
         if self.engines:
-            yield semconv.SLA_TTFT, (MODEL, "all", "95"), BOUND
-            yield semconv.SLA_BUDGET, (MODEL, "all"), BUDGET
+            yield semconv.SLA_TTFT, ("*", "*", "0.95"), BOUND
+            yield semconv.SLA_BUDGET, (MODEL, "*"), BUDGET
         yield semconv.JOIN_PENDING, (), self.rate * len(self.engines)
         yield semconv.LOOP_LAST_RUN, (), self.last_tick
+        yield semconv.LOOP_LAG, (), 0.004
 
     def _points(self, name: str, backend: Backend, class_: str) -> Iterator[tuple[Metric, Sequence[str], float]]:
         where = (MODEL, name, class_)

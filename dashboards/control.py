@@ -96,8 +96,8 @@ _PROJECTION = (
         title="Objectives", kind="table", width=8, height=7,
         description="kvguard_sla_ttft_seconds (bound) and kvguard_sla_budget_ratio (share that may miss it).",
         queries=(
-            Query(f'max by (model_name, class, percentile) (kvguard_sla_ttft_seconds{{{SERVICE},model_name=~"$model_name"}})'),
-            Query(f'max by (model_name, class) (kvguard_sla_budget_ratio{{{SERVICE},model_name=~"$model_name"}})'),
+            Query(f'max by (model_name, class, percentile) (kvguard_sla_ttft_seconds{{{SERVICE}}})'),
+            Query(f'max by (model_name, class) (kvguard_sla_budget_ratio{{{SERVICE}}})'),
         ),
     ),
 )  # fmt: skip

@@ -67,10 +67,11 @@ def server(directory: Path) -> Iterator[tuple[Prometheus, float]]:
     rules.write_text(generate.dump(generate.rules()))
     config = directory / "prometheus.yml"
     config.write_text("global: {scrape_interval: 15s}\n")
-    with prometheus(config, data) as (found, _):
+    fresh = "--query.lookback-delta=20s"  # planted series end without the marker that a scrape leaves
+    with prometheus(config, data, fresh) as (found, _):
         span = (f"--start={end - MINUTES * 60:.0f}", f"--end={end:.0f}", "--eval-interval=15s")
         _promtool("create-blocks-from", "rules", *span, f"--url={found.url}", f"--output-dir={data}", str(rules))
-    with prometheus(config, data) as (found, _):  # anew, to see what was written meanwhile
+    with prometheus(config, data, fresh) as (found, _):  # anew, to see what was written meanwhile
         yield found, end
 
 

@@ -75,7 +75,7 @@ _TTFT = (
         description="model_name_backend:kvguard_ttft_seconds:p95_rate5m, and kvguard_sla_ttft_seconds: the objective's bound.",
         queries=(
             Query(f"model_name_backend:kvguard_ttft_seconds:p95_rate5m{{{RECORDED}}}", "{{model_name}} {{backend}}"),
-            Query(f"kvguard_sla_ttft_seconds{{{SERVICE},{_MODEL}}}", "bound {{model_name}} {{class}} p{{percentile}}"),
+            Query(f"kvguard_sla_ttft_seconds{{{SERVICE}}}", "bound at {{percentile}}: model {{model_name}}, class {{class}}"),
         ),
     ),
     Panel(
@@ -140,9 +140,13 @@ _SELF = (
         queries=(Query(f"kvguard_build_info{{{SERVICE}}}"),),
     ),
     Panel(
-        title="Age of the last tick", unit="s", width=8, height=7,
-        description="kvguard_control_loop_last_run_timestamp_seconds: beyond 30 s the loop is stalled.",
-        queries=(Query(f"time() - kvguard_control_loop_last_run_timestamp_seconds{{{SERVICE}}}", "{{instance}}"),),
+        title="Control loop", unit="s", width=8, height=7,
+        description="kvguard_control_loop_last_run_timestamp_seconds: age of the last tick, stalled beyond 30 s;"
+        " kvguard_control_loop_lag_seconds: longest delay of a tick.",
+        queries=(
+            Query(f"time() - kvguard_control_loop_last_run_timestamp_seconds{{{SERVICE}}}", "last tick {{instance}}"),
+            Query(f"kvguard_control_loop_lag_seconds{{{SERVICE}}}", "lag {{instance}}"),
+        ),
     ),
     Panel(
         title="Requests in the join", width=8, height=7,
@@ -151,8 +155,10 @@ _SELF = (
     ),
     Panel(
         title="Spans received and forwarded", unit="ops", width=8, height=7,
-        description="kvguard_ingest_spans_total by outcome; kvguard_forward_spans_total to your own OTLP endpoint.",
+        description="kvguard_ingest_spans_total by outcome; kvguard_forward_spans_total to your own OTLP endpoint;"
+        " kvguard_history_rows_total: requests written to the history.",
         queries=(
+            Query(f"sum by (outcome) (rate(kvguard_history_rows_total{{{SERVICE}}}{_RATE}))", "history {{outcome}}"),
             Query(f"sum by (outcome) (rate(kvguard_ingest_spans_total{{{SERVICE}}}{_RATE}))", "{{outcome}}"),
             Query(f"sum by (outcome) (rate(kvguard_forward_spans_total{{{SERVICE}}}{_RATE}))", "forward {{outcome}}"),
         ),

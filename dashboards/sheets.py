@@ -249,8 +249,8 @@ def _shown(value: float, unit: str) -> str:
     if unit == "percentunit":
         return f"{100 * value:.3g} %"
     if unit == "Bps":
-        return f"{value / 1e6:.3g} MB/s"
-    return f"{value:.3g}" + {"reqps": "/s", "ops": "/s"}.get(unit, "")
+        return f"{value / 1e9:.3g} GB/s"
+    return (f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}") + {"reqps": "/s", "ops": "/s"}.get(unit, "")
 
 
 _KINDS = {

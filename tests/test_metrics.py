@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 
+from benchmarks import scrape
 from guard import semconv
 from guard.metrics import IDLE_SECONDS, LABEL_LIMITS, SCRAPE_SAMPLES, Telemetry
 from guard.wire import FetchRecord, RequestRecord
@@ -279,3 +280,35 @@ def test_gauges_are_asked_at_every_scrape(clock: Turned) -> None:
     assert total(telemetry, "kvguard_join_pending_requests") == 1000
     clock.now = 1001
     assert total(telemetry, "kvguard_join_pending_requests") == 1001
+
+
+def test_every_value_of_the_fixed_lists_has_room(telemetry: Telemetry) -> None:
+    """A label is bounded over all metrics that carry it: the fixed lists of all of them must fit together."""
+    outcomes = (
+        *semconv.OUTCOMES, "accepted", "rejected", "ignored", "sent", "dropped", "met", "missed", "written", "lost",
+    )  # fmt: skip
+    for outcome in outcomes:
+        telemetry.count(semconv.INGEST_SPANS, outcome)
+    telemetry.count(semconv.PROBES_TOTAL, "resp", "t", "failed")
+    for kind in (*semconv.EVENT_KINDS, "request", "kv.lookup", "kv.fetch", "kv.load", "kv.read", "kv.store", "decode"):
+        telemetry.count(semconv.EVENTS_TOTAL, kind)
+    for metric in ("kvguard_ingest_spans_total", "kvguard_probes_total", "kvguard_events_total"):
+        assert "other" not in {
+            value for (name, labels), _ in samples(telemetry).items() if name == metric for _, value in labels
+        }
+
+
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_a_thousand_engines_with_four_backends_each(openmetrics: bool) -> None:
+    """The time that this takes is what `python -m benchmarks scrape` prints."""
+    text = scrape.fleet().render(openmetrics=openmetrics).decode()
+    assert len(text.encode()) <= scrape.GOAL_BYTES
+    series = [line for line in text.splitlines() if not line.startswith("#")]
+    assert len(series) <= SCRAPE_SAMPLES
+    for name, count in (
+        ("kvguard_engine_info", 1000), ("kvguard_directive_age_seconds", 1000), ("kvguard_controller_state", 4000),
+        ("kvguard_offload_mode", 4000), ("kvguard_kv_fetch_oldest_age_seconds", 4000),
+    ):  # fmt: skip
+        assert len([line for line in series if line.startswith(name + "{")]) == count
+    counts = [line for line in series if line.startswith("kvguard_ttft_seconds_count")]
+    assert sum(float(line.rpartition(" ")[2]) for line in counts) == 24_000

@@ -6,11 +6,11 @@ from typing import Final
 OTHER: Final = "other"
 LABEL_LIMITS: Final[Mapping[str, int]] = {
     "model_name": 64, "engine_id": 1024, "vllm_instance": 1024, "engine": 256, "backend": 64, "class": 64,
-    "decision": 8, "reason": 64, "outcome": 8, "kind": 16, "status": 32, "cause": 4, "prober": 8, "target": 1024,
-    "choice": 4, "bound": 4, "source": 4, "dimension": 4, "value": 16, "state": 8, "mode": 4, "limit": 8,
+    "decision": 8, "reason": 64, "outcome": 32, "kind": 48, "status": 32, "cause": 8, "prober": 8, "target": 1024,
+    "choice": 4, "bound": 4, "source": 4, "dimension": 4, "value": 32, "state": 8, "mode": 4, "limit": 8,
     "percentile": 16, "version": 4,
 }  # fmt: skip
-"""One bound for each label, whichever metric carries it: counters and gauges fold the same values."""
+"""One bound for each label, over all metrics that carry it: counters and gauges fold the same values."""
 
 IDLE_SECONDS: Final = 3600.0
 """A value that was not seen for so long makes room, and its series go."""

@@ -22,7 +22,7 @@ from guard.semconv import Metric
 from guard.service.directives import Clock
 from guard.service.evidence import Gathered, Gatherer, Key
 from guard.slo.burnrate import Standing, Tally, standing
-from guard.slo.objective import Objective, Objectives
+from guard.slo.objective import ANY, Objective, Objectives
 from guard.wire import AttributeValue, Event, RequestRecord
 
 IDLE_SECONDS: Final = 1.0
@@ -283,8 +283,18 @@ def gauges(controlling: Controlling) -> Iterator[tuple[Metric, Sequence[str], fl
         for choice, errors in held.errors.items():
             if errors:
                 yield semconv.PROJECTION_ERROR, (*labels, choice), statistics.median(list(errors))
+    yield from _objectives(controlling)
+
+
+def _objectives(controlling: Controlling) -> Iterator[tuple[Metric, Sequence[str], float]]:
+    """The bounds as they are set, and the budgets under the models' own names, so that rules can join them."""
     for item in controlling.objectives.items:
         yield semconv.SLA_TTFT, (item.model, item.class_, f"{item.percentile:g}"), item.ttft_seconds
+    for model in {unit.model for unit in list(controlling.units.values())}:
+        general, classes = controlling.objectives.for_model(model)
+        for class_, objective in ((ANY, general), *classes.items()):
+            if objective:
+                yield semconv.SLA_BUDGET, (model, class_), objective.budget
 
 
 def _asked(plan: Plan) -> tuple[object, ...]:
