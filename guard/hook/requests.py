@@ -130,6 +130,7 @@ class RequestState:
     output_tokens: int = 0
     error: str = ""
     todo: int = 0  # tokens that it still has to compute before its first one, as far as is known
+    away: bool = False  # an asynchronous load is under way: it waits for the link, not for the GPU
 
     def decided(self) -> tuple[Decision, Leg | None]:
         """The road taken, and the leg it is counted under: the one that was refused, else that loaded, else asked."""

@@ -3,6 +3,7 @@
 It is made by the first connector, on vLLM's own thread at start-up; threads start then, never at registration.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -65,22 +66,13 @@ class Runtime:
                 semconv.ENGINE_ID: self.engine_id,
             },
             failsafe=self.failsafe,
-            live=self.reads_in_flight,
+            live=self._live,
         )
         self._exporter.start()
 
-    def reads_in_flight(self) -> str:
-        """What is in flight, as `semconv.HOOK_READS` tells it; empty when nothing is. For the exporter's thread."""
-        now = self.table.clock()
-        try:
-            told = {
-                label: [pace.inflight, pace.inflight_bytes, round(pace.oldest_age(now), 3)]
-                for label, pace in list(self.table.paces.items())
-                if pace.inflight
-            }
-        except RuntimeError:  # a read began or ended while we looked
-            return self._told_reads
-        self._told_reads = json.dumps(told) if told else ""
+    def _live(self) -> str:
+        with contextlib.suppress(RuntimeError):  # a read began or ended while we looked: what was told a moment ago
+            self._told_reads = reads_in_flight(self.table)
         return self._told_reads
 
     def current(self, backend: str) -> Directive | None:
@@ -131,6 +123,21 @@ def runtime_for(vllm_config: Any) -> Runtime | None:
                 return None
             _runtime = Runtime(config, vllm_config)
         return _runtime
+
+
+def reads_in_flight(table: RequestTable) -> str:
+    """What is in flight, as `semconv.HOOK_READS` tells it; empty when nothing is. For the exporter's thread.
+
+    Raises:
+        RuntimeError: the engine's thread changed it meanwhile.
+    """
+    now = table.clock()
+    told = {
+        label: [pace.inflight, pace.inflight_bytes, round(pace.oldest_age(now), 3)]
+        for label, pace in list(table.paces.items())
+        if pace.inflight
+    }
+    return json.dumps(told) if told else ""
 
 
 def instance_of(argv: list[str]) -> str:

@@ -62,7 +62,7 @@ class SchedulerSide:
     def before_lookup(self, request: Any, local: int) -> tuple[int, bool] | None:
         """The scheduler asks for remote tokens. None: ask the connector; else the answer."""
         state = self._state(request)
-        if not state.first:
+        if not state.first and not state.away:
             self.table.expect(state, state.prompt_tokens - local)
         leg = self.table.leg(state, self._key, self.backend)
         if not state.told and not leg.first_poll:
@@ -216,7 +216,7 @@ class SchedulerSide:
             pace.learn(costs)
         pace.age_out(now)
         traffic = Traffic(
-            pace.inflight, pace.inflight_bytes, table.running, table.waiting - (not state.first),
+            pace.inflight, pace.inflight_bytes, table.running, table.waiting - (not state.first and not state.away),
             table.backlog - state.todo, (now - state.arrival) / 1e9, pace.slowdown(now), pace.overdue(now),
         )  # fmt: skip
         return traffic, pace, now

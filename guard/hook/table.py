@@ -59,6 +59,7 @@ class RequestTable:
         self.paces: dict[str, Pace] = {}  # by backend
         self.backlog = 0  # prompt tokens still to be computed before somebody's first token
         self._unscheduled = 0
+        self._away = 0
         self.running = 0
         self._swept = 0
 
@@ -108,13 +109,17 @@ class RequestTable:
 
     @property
     def waiting(self) -> int:
-        """Requests that have no first token yet."""
-        return self._unscheduled + len(self._prefilling)
+        """Requests that have no first token yet and wait for the GPU."""
+        return self._unscheduled + len(self._prefilling) - self._away
 
     def expect(self, state: RequestState, tokens: int) -> None:
         """`state` still has `tokens` to compute before its first one."""
         self.backlog += tokens - state.todo
         state.todo = tokens
+
+    def _leaves(self, state: RequestState, away: bool) -> None:
+        self._away += away - state.away
+        state.away = away
 
     def pace(self, backend: Backend) -> Pace:
         """What was seen of a backend's reads."""
@@ -139,7 +144,9 @@ class RequestTable:
             state.alloc = now
         if tokens <= 0:
             return None
-        self.expect(state, max(state.prompt_tokens - leg.local - tokens, 1))
+        rest = max(state.prompt_tokens - leg.local - tokens, 1)
+        self.expect(state, 0 if asynchronous else rest)
+        self._leaves(state, asynchronous and not state.first)
         pace = self.pace(leg.backend)
         pace.age_out(now)
         size = tokens * leg.backend.token_bytes
@@ -234,6 +241,7 @@ class RequestTable:
             self._first_token(request_id, state)
         state.finish = self.clock()
         state.output_tokens = tokens
+        self._leaves(state, False)
         self._lookups_over(state)
         self.expect(state, 0)
         if not state.scheduled:
@@ -278,8 +286,9 @@ class RequestTable:
         if not attempt.failed:
             attempt.loaded = attempt.tokens
         self.pace(attempt.backend).end(attempt.span_id, now, ok=not attempt.failed)
-        if attempt.failed and not state.first:
-            self.expect(state, state.prompt_tokens - attempt.local_tokens)
+        self._leaves(state, False)
+        if not state.first and not state.finish:
+            self.expect(state, max(state.prompt_tokens - attempt.local_tokens - attempt.loaded, 1))
         if state.told and not attempt.told:
             attempt.told = True
             self._recorder.append(FetchRecord(state, attempt, self.scope))
@@ -297,6 +306,7 @@ class RequestTable:
         entry = self._loading.pop(request_id, None)
         if entry is not None:
             self.pace(entry[1].backend).forget(entry[1].span_id)
+        self._leaves(state, False)
         self._lookups_over(state)
         self.expect(state, 0)
         if not state.scheduled:
