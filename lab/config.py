@@ -25,6 +25,7 @@ class StackConfig:
         dtype: float32, since bfloat16 is about 30 times slower on a CPU without AVX512-BF16.
         hook: whether kvguard's hook is on in vLLM.
         service: whether `kvguard serve` runs (the hook fails open without).
+        probe: whether kvguard probes the store (PING) on LMCache's road, for RTT.
         otlp: where vLLM's own spans go: None, "service" (OTLP/HTTP), "rotel" (gRPC to a collector, then on).
         hook_env, service_env, vllm_args: additions.
     """
@@ -40,6 +41,7 @@ class StackConfig:
     failure_policy: str = "recompute"
     hook: bool = True
     service: bool = True
+    probe: bool = False
     otlp: str | None = None
     dtype: str = "float32"
     max_model_len: int = 8192
@@ -58,6 +60,11 @@ class StackConfig:
         ):
             if value not in allowed:
                 raise ValueError(f"{name}: {value!r} is not one of {', '.join(map(str, allowed))}")
+
+    @property
+    def backend(self) -> str:
+        """kvguard's name for the remote tier."""
+        return "lmcache/redis" if self.connector == "lmcache" else "lmcache-mp"
 
     @property
     def uses_server(self) -> bool:

@@ -93,7 +93,7 @@ class Stack:
         self._exit.enter_context(janitor(self.run_dir))
         config, run_dir = self.config, self.run_dir
         store = self._start_store() if config.uses_store else ("", 0)
-        service_url = self._start_service() if config.service else None
+        service_url = self._start_service(store) if config.service else None
         otlp_env, grpc = self._start_otlp(service_url)
         transfer, engine_env = kv_transfer(config, run_dir, store, self._start_lmcache(store, grpc))
         port = free_port()
@@ -130,9 +130,12 @@ class Stack:
         self._run(servers.redis_proxy(self.run_dir, name, port, target))
         return ("127.0.0.1", port), Injector(self.run_dir / f"{name}.sock")
 
-    def _start_service(self) -> str:
-        port = free_port()
-        self.service_process = self._run(servers.kvguard_service(self.run_dir, port, dict(self.config.service_env)))
+    def _start_service(self, store: tuple[str, int]) -> str:
+        port, env = free_port(), dict(self.config.service_env)
+        if self.config.probe:
+            target = {"target": f"{store[0]}:{store[1]}", "prober": "resp", "backend": self.config.backend}
+            env["KVGUARD_SERVE_PROBES"] = json.dumps([target])
+        self.service_process = self._run(servers.kvguard_service(self.run_dir, port, env))
         self.service = Service(f"http://127.0.0.1:{port}")
         return self.service.url
 
