@@ -172,7 +172,10 @@ def toggling(stack: Stack, seed: int) -> Iterator[Counter[str]]:
 def engines(stacks, lab_env: LabEnv) -> Iterator[Pair]:
     """Both engines with the same store."""
     stacks.stop()
-    config = StackConfig(vllm_args=("--logprobs-mode", "processed_logprobs"))  # what the penalty leaves is compared
+    config = StackConfig(
+        vllm_args=("--logprobs-mode", "processed_logprobs"),  # what the penalty leaves is compared
+        service_env={"KVGUARD_SERVE_WINDOW_SECONDS": "7200"},  # the records are asked for at the end
+    )
     with pair(config, lab_env) as running:
         running.both(fill_store)
         assert running.hooked.service.switch("on", wait=10, stores=False)["pending"] == []
