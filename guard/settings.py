@@ -62,6 +62,9 @@ class Settings(BaseSettings):
     read_rate: float = Field(100.0, ge=0, description="Reads a second for each client, 5 s of it at once; 0: no limit.")
     write_rate: float = Field(20.0, ge=0, description="Switches a second for each client, as read_rate.")
     ingest_rate: float = Field(0.0, ge=0, description="Polls and span bodies a second for each client, as read_rate.")
+    default_mode: Literal["auto", "observe", "on"] = Field(
+        "auto", description="What holds where no switch is set; observe only tells what auto would do."
+    )
     window_requests: int = Field(20_000, ge=100, le=5_000_000, description="Joined requests kept in memory.")
     window_seconds: float = Field(600.0, ge=10, le=86_400, description="How long a joined request stays there.")
     join_hold_seconds: float = Field(10.0, ge=0, le=600, description="How long a request waits for late spans.")

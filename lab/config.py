@@ -63,7 +63,7 @@ class StackConfig:
 
     @property
     def backend(self) -> str:
-        """kvguard's name for the remote tier."""
+        """The remote tier as kvguard names it."""
         return "lmcache/redis" if self.connector == "lmcache" else "lmcache-mp"
 
     @property

@@ -111,7 +111,7 @@ def vllm_server(
 
 
 def kvguard_service(run_dir: Path, port: int, extra_env: dict) -> Process:
-    """`kvguard serve` of this tree, with an empty state directory."""
+    """`kvguard serve` of this tree, with an empty state directory. Reads are on unless a test asks for `auto`."""
     state = run_dir / "state"
     state.mkdir(exist_ok=True)
     command = [Path(sys.executable).with_name("kvguard"), "serve", "--host", "127.0.0.1", "--port", str(port)]
@@ -119,7 +119,7 @@ def kvguard_service(run_dir: Path, port: int, extra_env: dict) -> Process:
         "kvguard",
         [*command, "--state-dir", state],
         run_dir,
-        env=_without_kvguard() | extra_env,
+        env=_without_kvguard() | {"KVGUARD_SERVE_DEFAULT_MODE": "on"} | extra_env,
         ready=http_ok(f"http://127.0.0.1:{port}/readyz"),
         timeout=30,
     )

@@ -117,6 +117,7 @@ class Registry:
                 self._overrides.resolve(poll.engine_id, poll.model, backend, now),
                 now,
                 self.plans(poll.engine_id, backend),
+                self._overrides.default_mode,
             )
             for backend in poll.backends
         )

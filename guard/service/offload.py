@@ -1,6 +1,6 @@
 """Which switch holds for which engine and backend (pure: times are passed in).
 
-The narrowest scope wins: `engine:ID`, then `backend:NAME`, `model:NAME`, `fleet`. Without any, the mode is `auto`.
+The narrowest scope wins: `engine:ID`, then `backend:NAME`, `model:NAME`, `fleet`. Without any, the default mode holds.
 """
 
 import hashlib
@@ -50,9 +50,13 @@ def matches(scope: str, engine_id: str, model: str, backends: Iterable[str]) -> 
 
 
 class Overrides:
-    """The switches in force, by scope. Those that have run out stay until `remove`, but no longer count."""
+    """The switches in force, by scope. Those that have run out stay until `remove`, but no longer count.
 
-    def __init__(self, overrides: Iterable[Override] = ()) -> None:
+    `default_mode` holds where there is none.
+    """
+
+    def __init__(self, overrides: Iterable[Override] = (), default_mode: str = semconv.MODE_AUTO) -> None:
+        self.default_mode = default_mode
         self._by_scope = {override.scope: override for override in overrides}
 
     def put(self, override: Override) -> None:
@@ -87,13 +91,14 @@ class Overrides:
 
 
 def directive(
-    engine_id: str, backend: str, override: Override | None, now: float, plan: Plan | None = None
-) -> Directive:
+    engine_id: str, backend: str, override: Override | None, now: float, plan: Plan | None = None,
+    default_mode: str = semconv.MODE_AUTO,
+) -> Directive:  # fmt: skip
     """What the hook of `engine_id` is asked to do for `backend`; the id changes only when the content does.
 
     The controller's `plan` counts in `auto` and `observe` only: `on` and `off` are the operator's word.
     """
-    mode = override.mode if override else semconv.MODE_AUTO
+    mode = override.mode if override else default_mode
     if mode not in (semconv.MODE_AUTO, semconv.MODE_OBSERVE):
         plan = None
     content: dict[str, Any] = {

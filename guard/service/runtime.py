@@ -43,7 +43,7 @@ class Runtime:
     def __init__(self, settings: Settings, ledger: Ledger, clock: Clock) -> None:
         self.settings = settings
         self.clock = clock
-        overrides = Overrides(ledger.overrides())
+        overrides = Overrides(ledger.overrides(), settings.default_mode)
         self.registry = Registry(
             overrides, clock, max_engines=settings.max_engines, retention_seconds=settings.engine_retention_seconds
         )
@@ -195,7 +195,7 @@ class Runtime:
             yield semconv.DIRECTIVE_AGE, (poll.engine_id,), self.registry.age(engine)
             for backend in poll.backends:
                 override = self.switches.overrides.resolve(poll.engine_id, poll.model, backend, now)
-                asked = override.mode if override else semconv.MODE_AUTO
+                asked = override.mode if override else self.settings.default_mode
                 yield semconv.OFFLOAD_MODE, (poll.model, poll.engine_id, backend, asked), 1.0
         yield from gauges(self.controlling)
         yield from self.estimating.gauges()

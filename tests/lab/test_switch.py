@@ -198,7 +198,7 @@ def test_a_switch_with_a_ttl_ends_by_itself(stack: Stack, figure: Callable[[str]
 
     off = commands_of(stack, text)
     in_time = time.time() - began < ttl
-    ended = acknowledged(stack, "auto", timeout=ttl + 5.0) - began
+    ended = acknowledged(stack, "on", timeout=ttl + 5.0) - began
     on = commands_of(stack, text)
     figure(f"TTL {ttl:g} s: acknowledged as ended {ended:.2f} s after the switch was asked for")
 

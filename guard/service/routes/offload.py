@@ -7,7 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from guard import semconv
 from guard.history.ledger import Call, Override
 from guard.service import offload, shapes
 from guard.service.auth import require
@@ -42,7 +41,7 @@ async def get_offload(request: Request, _: Reader) -> Response:
     now = runtime.clock.wall()
     answer = shapes.OffloadOut.model_validate(
         {
-            "default_mode": semconv.MODE_AUTO,
+            "default_mode": runtime.settings.default_mode,
             "overrides": [shapes.OverrideOut.of(item, now) for item in runtime.switches.overrides.in_force(now)],
             "engines": [row for engine in runtime.registry.engines.values() for row in _rows(runtime, engine, now)],
         }

@@ -55,6 +55,23 @@ async def test_put_then_get_delete_and_history(client: httpx2.AsyncClient, hands
     assert history["next_before"] is None
 
 
+async def test_the_default_mode_holds_where_no_switch_is_set(
+    make_runtime: Any, serving: Any, settings: Settings
+) -> None:
+    async with serving(make_runtime(settings.model_copy(update={"default_mode": "observe"}))) as client:
+        asked = (await poll(client)).json()["directives"][0]
+        assert (asked["mode"], asked["on_lease_expiry"]) == ("observe", "open")
+        await client.put(URL + "fleet", json={"mode": "auto"})
+        assert (await poll(client)).json()["directives"][0]["mode"] == "auto"
+        await client.delete(URL + "fleet")
+        assert (await poll(client)).json()["directives"][0]["mode"] == "observe"
+        assert (await client.get("/v1/offload")).json()["default_mode"] == "observe"
+        assert (
+            'kvguard_offload_mode{model_name="org/m",engine_id="h:8000/0",backend="a/b",mode="observe"} 1'
+            in (await client.get("/metrics")).text
+        )
+
+
 async def test_history_pages(client: httpx2.AsyncClient) -> None:
     for mode in ("on", "off", "auto"):
         await client.put(URL + "fleet", json={"mode": mode})
