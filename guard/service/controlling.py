@@ -120,6 +120,15 @@ class Controlling:
         unit = self.units.get((engine_id, backend))
         return unit.plan if unit else None
 
+    def asked(self, engine_id: str, backend: str) -> Plan:
+        """As `plan`; of an engine that was not looked at yet what its kept state says, so that no directive jumps."""
+        found = self.plan(engine_id, backend)
+        if found is None:
+            now = self._clock.monotonic()
+            kept = memory.from_json(self._kept.get(json_key((engine_id, backend))), now, self._down)
+            found = decide(kept, Evidence(), now)[1]
+        return found
+
     def since(self, engine_id: str, backend: str) -> float | None:
         """Unix time of the last change of state in this run; None: there was none."""
         unit = self.units.get((engine_id, backend))

@@ -58,7 +58,7 @@ class Runtime:
             clock, lambda: self.promises.in_force, cells=self.cells, link=self.link, publish=self.events.publish,
             count=self.telemetry.count, kept=self.journal.state(CONTROLLER),
         )  # fmt: skip
-        self.registry.plans = self.controlling.plan
+        self.registry.plans = self.controlling.asked
         self.estimating = Estimating(self.events.publish, clock)
         self.forwarder: Forwarder | None = None
         self.run_id = f"{int(clock.wall() * 1000):x}"  # tells events and files of this run from those of others

@@ -1,10 +1,12 @@
 """The long poll: registers, acknowledges, wakes at once, forgets."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from guard.control.shapes import BYPASS
 from guard.history.ledger import Override
 from guard.service.directives import Poll, Registry, RegistryFullError
 from guard.service.offload import Overrides
@@ -173,3 +175,33 @@ async def test_closing_ends_every_poll(registry: Registry) -> None:
     registry.close()
     assert await asyncio.wait_for(waiting, 1) is None
     assert await asyncio.wait_for(registry.poll(poll, 5), 1) is None
+
+
+POLL = Poll("h/0", "m", ("a/b",))
+
+
+async def test_the_first_directive_is_the_one_that_the_controller_gives(make_runtime: Any, settings: Any) -> None:
+    runtime = make_runtime(settings)
+    first = await runtime.registry.poll(POLL, 0)
+    runtime.tick()
+    assert await runtime.registry.poll(POLL._replace(applied=first.etag), 0) is None
+    await runtime.close()
+
+
+async def test_a_throttled_engine_is_still_throttled_at_its_first_poll_after_a_restart(
+    make_runtime: Any, settings: Any, hands: Any
+) -> None:
+    runtime = make_runtime(settings)
+    await runtime.registry.poll(POLL, 0)
+    runtime.tick()
+    unit = runtime.controlling.units[POLL.engine_id, POLL.backends[0]]
+    unit.state = replace(unit.state, name=BYPASS, since=hands.mono, reason="failures", backoff=30.0)
+    runtime.controlling._changed = True
+    hands.advance(6)
+    runtime.tick()
+    await runtime.close()
+
+    runtime = make_runtime(settings)
+    (directive,) = (await runtime.registry.poll(POLL, 0)).directives
+    assert (directive.state, directive.reads.share) == (BYPASS, 0.0)
+    await runtime.close()
