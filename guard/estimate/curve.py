@@ -26,6 +26,8 @@ _SIDE_BLOCKS: Final = 3
 _SIDE_RATIO: Final = 1.15
 """RTT must have varied by so much on either side of a knee."""
 _PARAMETERS: Final = 5  # of a hinge: alpha, beta, delta, tau, and the autocorrelation
+_BEFORE: Final = 4  # estimated before: two of the variance, two of the size
+_FEWEST: Final = 10  # blocks that autocorrelated ones are worth at the least
 
 _RNG: Final = np.random.default_rng(4)
 _NORMAL: Final = _RNG.standard_normal((4, DRAWS))
@@ -94,7 +96,7 @@ def fit(x: Array, z: Array, weight: Array, chain: Ints) -> Curve | None:
         follows = np.append(False, chain[1:] == chain[:-1])[:, None]
         before = np.vstack((design[:1] * 0.0, design[:-1]))
         design = np.where(follows, design - phi * before, math.sqrt(1.0 - phi * phi) * design)
-        profile = _Profile(design, grid, math.sqrt((1.0 - phi) / (1.0 + phi)))
+        profile = _Profile(design, grid, max((1.0 - phi) / (1.0 + phi), _FEWEST / n))
     return profile.curve(phi, unit_x, unit_z)
 
 
@@ -167,7 +169,7 @@ class _Profile:
         chosen = np.minimum(chosen, odds.size - 1)
         hinged, index = chosen > 0, np.maximum(chosen - 1, 0)
         rss = np.append(self.rss_line, self.rss)[chosen]
-        freedom = np.maximum(self.n * self.honest - np.where(hinged, _PARAMETERS - 1, 3), 1.0)
+        freedom = np.maximum(self.n * self.honest - np.where(hinged, _PARAMETERS, 3) - _BEFORE, 1.0)
         sigma = np.sqrt(rss / _chi_squared(freedom, _NORMAL[0]))
         if self.grid.size:
             delta = np.where(hinged, self.delta[index] + sigma * _NORMAL[1] / np.sqrt(self.size[index]), 0.0)
