@@ -69,7 +69,7 @@ def fit(x: Array, y: Array, weights: Array, blocks: Blocks) -> Fit:
         beta, gram = _solve(z, y, wt / (fitted * fitted))
     fitted = np.maximum(beta @ z, LEAST_SECONDS)
     error = np.clip(y / fitted - 1.0, -1.0, 3.0)
-    beta = beta * math.exp(float(wt @ error) / float(wt.sum()) - 0.5 * spread * spread)
+    beta = beta * math.exp(float(wt @ error) / (float(wt.sum()) or 1.0) - 0.5 * spread * spread)
     scores = np.empty((blocks.count, z.shape[0]))
     influence = wt * error / fitted
     for column in range(z.shape[0]):
@@ -77,7 +77,8 @@ def fit(x: Array, y: Array, weights: Array, blocks: Blocks) -> Fit:
     used = int(np.count_nonzero(np.bincount(blocks.of, wt, blocks.count) > 0.0))
     # An M-estimator's bread holds the slope of psi, which is less than the weights: psi' = (1 - u^2)(1 - 5u^2).
     root = np.sqrt(trust)
-    steep = float(wt.sum()) / max(float((weights * root * (5.0 * root - 4.0)).sum()), 0.3 * float(wt.sum()))
+    total = float(wt.sum()) or 1.0
+    steep = total / max(float((weights * root * (5.0 * root - 4.0)).sum()), 0.3 * total)
     bread = _inverse(gram) * (steep * math.sqrt(used / max(used - z.shape[0], 1)))
     return Fit(beta / scale, scores @ bread / scale, max(used - z.shape[0], 1), spread, trust, int(y.size))
 

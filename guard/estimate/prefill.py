@@ -56,23 +56,26 @@ def fit_prefill(samples: Samples, weights: Array, blocks: Blocks) -> Prefill | N
     """The model over the rows that computed anything; None: there are none."""
     n, c, y, running = samples["prompt"], samples["computed"], samples["prefill"], samples["running"]
     used = (c > 0.0) & (y > 0.0) & (n >= c)
-    weights = weights * used
     count = int(np.count_nonzero(used))
     if count == 0:
         return None
-    y = np.where(used, y, 1.0)
     sizes = np.sort(c[used])
-    if count < _FEW or sizes[0] >= 0.9 * sizes[-1]:  # one size, or too few to bend a line: time in proportion
-        proportion = fit(np.where(used, c, 1.0)[:, None], y, weights, blocks)
+    straight = count < _FEW or sizes[0] >= 0.9 * sizes[-1]  # one size, or too few to bend a line: time in proportion
+    if straight:
+        used &= c >= 0.5 * sizes[-1]
+    if not used.all():
+        n, c, y, running, weights = n[used], c[used], y[used], running[used], weights[used]
+        blocks = Blocks(blocks.of[used], blocks.count, blocks.chain)
+    if straight:
+        proportion = fit(c[:, None], y, weights, blocks)
         beta = np.array([0.0, proportion.beta[0], 0.0])
         influence = np.zeros((blocks.count, 3))
         influence[:, 1] = proportion.influence[:, 0]
         plain = replace(proportion, beta=beta, influence=influence, n=count)
         return Prefill(PrefillModel(a=0.0, b=float(beta[1]), spread=plain.spread, n=count), plain, sizes)
     terms = _terms(n, c)
-    terms[~used] = 1.0
     load = 0.0
-    if np.ptp(running[used]) > 0.0:
+    if np.ptp(running) > 0.0:
         every = slice(None, None, max(1, y.size // _THIN))
         thin = Blocks(blocks.of[every], blocks.count, blocks.chain)
         first = fit(terms[every], y[every], weights[every], thin)
