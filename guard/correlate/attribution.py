@@ -6,6 +6,8 @@ import numpy as np
 import polars as pl
 
 from guard import semconv as s
+from guard.correlate.attribution_convoys import convoys
+from guard.correlate.attribution_effects import effects
 from guard.correlate.stats import Array, correlation, quantile, summary
 
 PARTS: Final = tuple(name.rpartition(".")[2] for name in s.TIME_PARTS)
@@ -33,9 +35,10 @@ def report(frame: pl.DataFrame, window_seconds: float) -> dict[str, Any]:
             for key, group in _groups(rows, "model", "backend", "class", "decision")
         ],
         "correlation": [
-            {**_named(("model", "backend", "class"), key), **miss_against_ttft(group)}
+            {**_named(("model", "backend", "class"), key), **miss_against_ttft(group), "effect": effects(group)}
             for key, group in _groups(looked_up, "model", "backend", "class")
         ],
+        "convoys": convoys(rows),
         "residual": residual(rows),
         "source": "measured",
     }
@@ -62,7 +65,7 @@ def decompose(rows: pl.DataFrame) -> dict[str, Any]:
 def miss_against_ttft(rows: pl.DataFrame) -> dict[str, Any]:
     """How TTFT goes with miss latency over requests that looked up: coefficients, and TTFT per band of miss latency.
 
-    A coefficient is no cause: load raises both. What a slower tier does to TTFT is for the estimators to say.
+    A coefficient is no cause: load raises both. `effect` holds prompt length and load still.
     """
     miss, ttft = _column(rows, "miss_latency"), _column(rows, "ttft")
     result = correlation(miss, ttft)

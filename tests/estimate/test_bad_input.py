@@ -150,18 +150,11 @@ def test_synchronous_loads_of_one_batch_are_one_load(request_of, pool_of):
     for step in range(120):
         rtt = (0.5, 2.0, 8.0)[step // 40] * MS
         members = 1 + step % 3
-        for member in range(members):  # noqa: PERF401
-            records.append(
-                request_of(
-                    step * 3 + member,
-                    matched=1024,
-                    lookup=MS,
-                    fetch=members * (5 * MS + 4 * rtt),
-                    rtt=rtt,
-                    at=step,
-                    batch=f"batch-{step}",
-                )
-            )
+        records += [
+            request_of(step * 3 + member, matched=1024, lookup=MS, fetch=members * (5 * MS + 4 * rtt), rtt=rtt, at=step,
+                       batch=f"batch-{step}")
+            for member in range(members)
+        ]  # fmt: skip
     cell = pool_of(records)
     size = 1024 * 131072
     for rtt in (0.5 * MS, 8 * MS):

@@ -1,6 +1,7 @@
 """`/v1/correlation`: where TTFT goes; `/v1/requests`: a list, and one request explained. From the window in memory."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -10,6 +11,8 @@ from starlette.responses import Response
 from guard.correlate.attribution import report
 from guard.correlate.explain import explain
 from guard.correlate.window import frame
+from guard.estimate import POOL, Cell
+from guard.estimate.road import other_road
 from guard.semconv import OUTCOME_FAILED
 from guard.service import listing, shapes
 from guard.service.auth import require
@@ -100,7 +103,23 @@ async def get_request(request: Request, any_id: str, _: Reader) -> Response:
     found = runtime.window.find(any_id)
     if not found:
         raise Problem(404, f"no request {any_id[:100]!r} among the last {len(runtime.window)} in memory")
-    return JSONResponse({"id": any_id, "requests": [explain(record) for record in found]})
+    cells = {(cell.model, cell.backend, cell.class_): cell for cell in runtime.cells()}
+    return JSONResponse({"id": any_id, "requests": [_explained(record, cells) for record in found]})
+
+
+def _explained(record: RequestRecord, cells: Mapping[tuple[str, str, str], Cell]) -> dict[str, Any]:
+    """The request's own account, and what the road not taken is projected to have cost."""
+    key = (record.model, record.backend)
+    other = other_road(record, cells.get((*key, record.class_)) or cells.get((*key, POOL)))
+    told = explain(record)
+    difference = other["difference_seconds"]
+    if difference is not None:
+        what = "less" if difference < 0.0 else "more"
+        told["words"].append(
+            f"{other['choice']} would have taken {abs(difference) * 1e3:.3g} ms {what}"
+            f" (projected from {other['ttft_seconds']['n']} requests)"
+        )
+    return {**told, "other_road": other}
 
 
 def _report(found: list[RequestRecord], seconds: float, since_ns: int, now_ns: int) -> dict[str, Any]:
