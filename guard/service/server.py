@@ -32,6 +32,10 @@ BACKLOG: Final = 4096
 RESERVED_FILES: Final = 128
 """Open files that are no connections: the ledger, the history, probes, forwarding."""
 
+KEEP_ALIVE_SECONDS: Final = 75
+"""How long a connection may wait for its next request: longer than scrapes and exports are apart, so that few clients
+send one into a connection that is being closed."""
+
 STALLED_SECONDS: Final = 30.0
 """A client that takes nothing of its answer for so long is cut off, by the kernel."""
 
@@ -125,6 +129,7 @@ def serve(settings: Settings, ready: Callable[[str], None] = lambda _: None) -> 
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(STOP_SECONDS),
         ssl_certfile=settings.tls_cert_file,
         ssl_keyfile=settings.tls_key_file,
