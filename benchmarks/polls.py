@@ -1,15 +1,17 @@
 """2,000 hooks on one service process: how soon a fleet switch is with all, alone and beside 10,000 idle connections.
 
-The time runs from the answer to the PUT until the hook has read its directive. Hooks, idle connections and the switch
-are one client process, the service is another; both on this machine.
+The time runs from the answer to the PUT until the hook has read its directive. Hooks and the switch are one client
+process, idle connections another, the service a third; all on this machine.
 """
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
 
 import httpx2
 import numpy as np
@@ -42,7 +44,7 @@ async def _play(url: str, pid: int, idle: int) -> int:
     try:
         await _until(hooks, "auto", 0.0)
         missed = await _rounds(url, hooks, pid, "alone")
-        async with _idle(url, idle):
+        with _idle(int(url.rpartition(":")[2]), idle):
             missed |= await _rounds(url, hooks, pid, f"beside {idle:,} idle connections")
         return int(missed)
     finally:
@@ -84,26 +86,34 @@ async def _until(hooks: list[Hook], mode: str, since: float) -> None:
         await asyncio.sleep(0.02)
 
 
-@contextlib.asynccontextmanager
-async def _idle(url: str, count: int):  # noqa: ANN202
-    """Connections that say nothing; those that the service closes are opened again, as a hostile client would."""
-    host, port = url.removeprefix("http://").split(":")
+@contextlib.contextmanager
+def _idle(port: int, count: int) -> Iterator[None]:
+    """Another process whose connections say nothing; those that the service closes are opened again, as by an enemy."""
+    process = multiprocessing.get_context("spawn").Process(target=_say_nothing, args=(port, count), daemon=True)
+    process.start()
+    time.sleep(5.0)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
 
-    async def hold() -> None:
+
+def _say_nothing(port: int, count: int) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+    async def hold(wait: float) -> None:
         while True:
+            await asyncio.sleep(wait)
             with contextlib.suppress(OSError):
-                reader, writer = await asyncio.open_connection(host, int(port))
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 try:
                     await reader.read()
                 finally:
                     writer.close()
-            await asyncio.sleep(1.0)
 
-    tasks = [asyncio.create_task(hold()) for _ in range(count)]
-    await asyncio.sleep(2.0)
-    try:
-        yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def all_of_them() -> None:
+        await asyncio.gather(*(hold(3.0 * number / count) for number in range(count)))
+
+    asyncio.run(all_of_them())

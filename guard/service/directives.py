@@ -46,6 +46,7 @@ class Engine:
     poll: Poll
     seen: float
     tag: str = ""
+    held: tuple[Directive, ...] = ()  # what is in force, as of the tag
     ids: dict[str, str] = field(default_factory=dict)  # backend -> id of the directive in force
     sent: dict[str, dict[str, str]] = field(default_factory=dict)  # tag -> ids, what the hook may have applied
     applied: dict[str, tuple[str, float]] = field(default_factory=dict)
@@ -100,7 +101,10 @@ class Registry:
                 engine.seen = self._clock.monotonic()
         if engine.tag == poll.applied:
             return None
-        return DirectiveSet(engine_id=poll.engine_id, etag=engine.tag, directives=self.directives(engine))
+        held = engine.held  # worked out once for the tag; only what is left of a switch's time runs down meanwhile
+        if any(item.ttl_seconds is not None for item in held):
+            held = self.directives(engine)
+        return DirectiveSet(engine_id=poll.engine_id, etag=engine.tag, directives=held)
 
     def publish(self) -> None:
         """Works out what is in force for every engine and wakes the polls of those for which it changed."""
@@ -204,7 +208,7 @@ class Registry:
         directives = self.directives(engine)
         tag = offload.etag(directives)
         if tag != engine.tag:
-            engine.tag = tag
+            engine.tag, engine.held = tag, directives
             engine.ids = {item.backend: item.id for item in directives}
             engine.sent.pop(tag, None)
             engine.sent[tag] = engine.ids
