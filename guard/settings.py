@@ -14,9 +14,16 @@ from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from guard.errors import ConfigError
+from guard.probe.config import ProbeSettings, targets
 from guard.semconv import DEFAULT_PORT
 from guard.slo.objective import parse as parse_objectives
 
@@ -81,6 +88,9 @@ class Settings(BaseSettings):
     forward_headers_file: Path | None = Field(None, description="Headers for it, a line each: NAME: VALUE.")
     forward_ratio: float = Field(1.0, ge=0, le=1, description="Share of traces forwarded, chosen by trace id.")
     forward_queue_bytes: int = Field(32 * _MIB, ge=1024, description="Bodies waiting to be forwarded; then drops.")
+    probes: tuple[ProbeSettings, ...] = Field((), description="Tables [[probes]]: what round trips are measured to.")
+    probe_packets_per_second: float = Field(20.0, gt=0, le=10_000, description="Most packets of a probe's target.")
+    probe_cpu_share: float = Field(0.001, gt=0, le=1, description="Most of one core that a probe's target may cost.")
 
     @field_validator("objectives")
     @classmethod
@@ -149,7 +159,7 @@ def load(flags: Mapping[str, Any] | None = None, config_file: Path | None = None
     path = config_file or (Path(text) if (text := os.environ.get(f"{ENV_PREFIX}CONFIG")) else None)
     layers: dict[Source, dict[str, Any]] = {
         "file": _read_file(path) if path else {},
-        "environment": EnvSettingsSource(Settings)(),
+        "environment": _read_environment(),
         "flag": {key: value for key, value in (flags or {}).items() if value is not None},
     }
     merged: dict[str, Any] = {}
@@ -162,8 +172,9 @@ def load(flags: Mapping[str, Any] | None = None, config_file: Path | None = None
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0]) if first["loc"] else "settings"
-        raise ConfigError(key, _problem(first, key, sources.get(key, "default"), path)) from None
+        raise ConfigError(_name(first["loc"]), _problem(first, key, sources.get(key, "default"), path)) from None
     _check_files(settings)
+    targets(settings.probes, settings.probe_packets_per_second)
     return Loaded(settings, sources)
 
 
@@ -175,6 +186,21 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _read_environment() -> dict[str, Any]:
+    try:
+        return EnvSettingsSource(Settings)()
+    except SettingsError as error:
+        key = next((key for key in Settings.model_fields if f'"{key}"' in str(error)), "settings")
+        raise ConfigError(
+            key, f"not JSON (environment variable {ENV_PREFIX}{key.upper()}): {error.__cause__}"
+        ) from None
+
+
+def _name(location: tuple[int | str, ...]) -> str:
+    """A key inside tables as people write it: `probes[2].count`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)[1:] or "settings"
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -255,6 +255,7 @@ class FetchRecord:
     network_rtt: float | None = None
     batch: str | None = None
     error_type: str | None = None
+    server: str = ""  # host:port of the store, where the connector knows it
     ranks: dict[int, float] = field(default_factory=dict)  # seconds by worker rank, from `kvguard.kv.load`
     reads: int = 0  # `kvguard.kv.read` children
     read_seconds: float = 0.0

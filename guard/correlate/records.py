@@ -100,6 +100,7 @@ def fetch_record(span: Span) -> FetchRecord:
         network_rtt=get(s.NETWORK_RTT),
         batch=get(s.BATCH),
         error_type=get(s.ERROR_TYPE),
+        server=f"{host}:{get(s.SERVER_PORT, '')}".removesuffix(":") if (host := get(s.SERVER_ADDRESS, "")) else "",
     )
 
 

@@ -18,13 +18,19 @@ from typing import Final
 NOISE: Final = 0.05
 FLOOR: Final = 10e-6
 CLIP: Final = 6.0
+HURRY: Final = 32
+"""Rounds over which the level is averaged while a shift that is too small to tell goes on."""
+
+FAR: Final = 3.0
+"""A round farther from the level, in sigma, is an outlier or a shift: neither moves the level."""
+
 SLACK: Final = 1.0
 THRESHOLD: Final = 18.0
 SMALLEST: Final = math.log(1.25)
 """A shift of less, in log RTT, is followed and not told: it is in the range of ordinary wander."""
 
 LATEST: Final = 3
-"""Rounds whose median is the new level: the shift has been going on for four."""
+"""Least number of rounds whose median is the new level: half of those of the shift, which are four or more."""
 
 LEARN: Final = 8
 """Rounds of a new plateau before shifts are looked for."""
@@ -72,21 +78,27 @@ class Detector:
         z = max(-CLIP, min(CLIP, (y - self._level) / max(self._spread, NOISE)))
         self._up = _summed(self._up + z - SLACK, self._rising, (at, y))
         self._down = _summed(self._down - z - SLACK, self._falling, (at, y))
-        if self._up > THRESHOLD or self._down > THRESHOLD:
-            return self._shifted(self._rising if self._up > THRESHOLD else self._falling)
-        self._n = min(self._n + 1, MEMORY)
-        error = max(-3.0 * NOISE, min(3.0 * NOISE, y - self._level))
-        self._level += error / self._n
-        # Mean absolute error times 1.2533 is the standard deviation of a normal; outliers were cut off above.
-        self._spread += (1.2533 * abs(error) - self._spread) / max(self._n, 64)
+        if max(self._up, self._down) > THRESHOLD:
+            shift = self._shifted(self._rising if self._up > THRESHOLD else self._falling)
+            if shift is not None:
+                return shift
+            self._up, self._down = min(self._up, THRESHOLD / 2), min(self._down, THRESHOLD / 2)
+            self._n = min(self._n, HURRY)  # too small to tell: the level goes there on its own
+        if abs(z) < FAR:
+            error = y - self._level
+            self._n = min(self._n + 1, MEMORY)
+            self._level += error / self._n
+            # 1.2533 times the mean absolute error is the standard deviation of a normal.
+            self._spread += (1.2533 * abs(error) - self._spread) / max(self._n, 64)
         return None
 
     def _shifted(self, run: deque[tuple[float, float]]) -> Shift | None:
         """Takes the level of the last rounds: the run may have begun with outliers before the shift."""
         before, rounds = self._level, list(run)
-        self._settle([y for _, y in rounds[-LATEST:]])
-        if abs(self._level - before) < SMALLEST:
+        latest = [y for _, y in rounds[-max(LATEST, min(len(rounds) // 2, HURRY)) :]]
+        if abs(median(latest) - before) < SMALLEST:
             return None
+        self._settle(latest)
         new = len(rounds) - 1
         while new > 0 and abs(rounds[new - 1][1] - self._level) < abs(rounds[new - 1][1] - before):
             new -= 1

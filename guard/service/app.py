@@ -15,7 +15,7 @@ from guard.service.browsers import BrowserDefence
 from guard.service.console import pages, picture
 from guard.service.forward import Forwarder, read_headers
 from guard.service.limits import BodyLimit
-from guard.service.routes import health, inflection, objectives, offload, requests
+from guard.service.routes import health, inflection, objectives, offload, probes, requests
 from guard.service.routes.directives import get_directives
 from guard.service.routes.events import get_events
 from guard.service.routes.traces import Budget, post_traces
@@ -38,7 +38,7 @@ def create_app(runtime: Runtime, tokens: Tokens) -> FastAPI:
     app.add_route("/v1/directives/{engine_id:path}", get_directives, methods=["GET"])
     app.add_route("/v1/events", get_events, methods=["GET"])
     for router in (
-        offload.router, objectives.router, requests.router, inflection.router, health.router, picture.router,
+        offload.router, objectives.router, requests.router, inflection.router, probes.router, health.router, picture.router,
         pages.router,
     ):  # fmt: skip
         app.include_router(router)
@@ -59,6 +59,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(runtime.run(), name="tick"),
             asyncio.create_task(runtime.estimating.run(), name="estimate"),
+            asyncio.create_task(runtime.probing.run(), name="probe"),
         ]
         if settings.forward_endpoint:
             client = await stack.enter_async_context(httpx2.AsyncClient(timeout=FORWARD_TIMEOUT))

@@ -27,6 +27,7 @@ from guard.service.forward import Export, Forwarder
 from guard.service.journal import Journal
 from guard.service.objectives import Promises
 from guard.service.offload import Overrides
+from guard.service.probing import Probing
 from guard.service.switches import Switches
 from guard.settings import Settings
 from guard.wire import AttributeValue, Event
@@ -60,6 +61,7 @@ class Runtime:
         )  # fmt: skip
         self.registry.plans = self.controlling.asked
         self.estimating = Estimating(self.events.publish, clock)
+        self.probing = Probing(settings, clock.wall, self.telemetry, self.events.publish)
         self.forwarder: Forwarder | None = None
         self.run_id = f"{int(clock.wall() * 1000):x}"  # tells events and files of this run from those of others
         self.archiving = Archiving.of(settings, self.run_id, clock, self.telemetry)
@@ -97,6 +99,7 @@ class Runtime:
         """One turn of the loop: join what is complete, count it, publish what changed."""
         now_ns = self._age_ns()
         for record in self.joiner.advance(now_ns):
+            self.probing.stamp(record)
             self.window.add(record, now_ns)
             self.telemetry.observe(record)
             self.archiving.add(record)
@@ -104,6 +107,7 @@ class Runtime:
             self.controlling.take(record)
             self.controlling.judge(record)
         for record in self.joiner.amended:
+            self.probing.stamp(record)
             self.window.amend(record)
             self.telemetry.amend(record)
             self.estimating.add(record)
@@ -199,6 +203,7 @@ class Runtime:
                 yield semconv.OFFLOAD_MODE, (poll.model, poll.engine_id, backend, asked), 1.0
         yield from gauges(self.controlling)
         yield from self.estimating.gauges()
+        yield from self.probing.gauges()
         yield semconv.JOIN_PENDING, (), float(self.joiner.pending)
         yield semconv.LOOP_LAST_RUN, (), self.ticked[1]
         yield semconv.LOOP_LAG, (), self._lag

@@ -6,9 +6,9 @@ Every second one round of four probes; the detector gets the least of them, as t
 2 h (uniform) at 50 us to 20 ms (log-uniform), neighbours at least 50 % apart. Kinds of noise on log RTT:
 
     t3       independent, Student's t with 3 degrees of freedom, standard deviation 5 %
-    t3-wide  the same with scale 5 %: standard deviation 8.7 %
+    t3-wide  the same with scale 5 %, standard deviation 8.7 %: beyond what the detector is made for
     queue    only ever slower: Pareto (a = 2) with scale 5 %
-    wander   autocorrelated (0.9 per second) t3 with standard deviation 5 %, beyond what the issue asks
+    wander   autocorrelated (0.9 per second) t3 with standard deviation 5 %: beyond it too
 """
 
 import argparse

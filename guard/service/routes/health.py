@@ -25,11 +25,10 @@ async def livez(request: Request) -> Response:
 async def readyz(request: Request) -> Response:
     """200 when spans and polls are served. A ledger that cannot be written does not make it 503: hooks need us."""
     runtime: Runtime = request.app.state.runtime
-    return _health(
-        request,
-        {"loop": _loop_problem(request)},
-        {"ledger": runtime.journal.problem, "history": runtime.archiving.problem},
-    )
+    warnings = {"ledger": runtime.journal.problem, "history": runtime.archiving.problem}
+    if runtime.probing.targets:
+        warnings["probes"] = runtime.probing.problem
+    return _health(request, {"loop": _loop_problem(request)}, warnings)
 
 
 @router.get(
