@@ -26,6 +26,7 @@ _TOTAL_RETRANS: Final = 100
 _MIN_RTT: Final = 148
 _DELIVERY_RATE: Final = 160
 _LENGTH: Final = 168
+_JIFFY: Final = 0.01  # seconds; how coarse tcpi_last_ack_recv is at CONFIG_HZ=100
 
 
 class Connection(NamedTuple):
@@ -63,7 +64,7 @@ class TcpInfo:
             return Sample(problem=explain(error, "ask the kernel (INET_DIAG)"))
         now = time.monotonic()
         since, self._looked = None if self._looked is None else now - self._looked, now
-        fresh = [one for one in found if since is None or one.last_ack <= since]
+        fresh = [one for one in found if since is None or one.last_ack + _JIFFY <= since]
         if not fresh:
             what = (
                 "no live connection to it here" if not found else "its connections have been silent since the last look"

@@ -17,13 +17,21 @@ Answer = Callable[[bytes], bytes | None]
 class Server:
     """Answers each piece that it receives with `answer(piece)`; None closes the connection."""
 
-    def __init__(self, answer: Answer, *, family: int = socket.AF_INET, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        family: int = socket.AF_INET,
+        tls: ssl.SSLContext | None = None,
+        host: str = "",
+        port: int = 0,
+    ) -> None:
         self.answer = answer
         self.connections = 0
         self._tls = tls
         self._open: list[socket.socket] = []
-        host = "::1" if family == socket.AF_INET6 else "127.0.0.1"
-        self._listener = socket.create_server((host, 0), family=family)  # type: ignore[arg-type]
+        host = host or ("::1" if family == socket.AF_INET6 else "127.0.0.1")
+        self._listener = socket.create_server((host, port), family=family)  # type: ignore[arg-type]
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()
 
