@@ -31,7 +31,7 @@ NEAR, FAR, NEAR6, FAR6 = "10.99.0.1", "10.99.0.2", "fd99::1", "fd99::2"
 REDIS, ECHO, HTTP = 6379, 7007, 8080
 DELAYS_US = (0, 200, 1000, 5000, 20_000)
 CYCLES = 8
-PROBES = 8
+FEWEST, MOST = 8, 100
 STEP_US = (500, 1500)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -137,14 +137,15 @@ def follow(injector: Injector) -> dict[str, dict[int, dict[str, float]]]:
     for _ in range(CYCLES):
         for delay in DELAYS_US:
             injector.rtt(delay)
+            count = max(FEWEST, min(MOST, 40_000 // max(delay, 1)))  # short ones are cheap and easily disturbed
             client = Client()
-            seen["witness"][delay] += client.ask(PROBES)
-            seen["witness-connect"][delay] += [connect() for _ in range(PROBES)]
+            seen["witness"][delay] += client.ask(count)
+            seen["witness-connect"][delay] += [connect() for _ in range(count)]
             seen["kernel"][delay].append(ss(client.port)["min_rtt"])
             client.sock.close()
             for name, prober in probers.items():
-                sample = prober.probe(PROBES, 5.0)
-                assert len(sample.rtts) == PROBES, (name, sample)
+                sample = prober.probe(count, 5.0)
+                assert len(sample.rtts) == count, (name, sample)
                 seen[name][delay] += [rtt * 1e6 for rtt in sample.rtts]
     for prober in probers.values():
         prober.close()
