@@ -44,12 +44,16 @@ class Budget:
     def __init__(self, share: float) -> None:
         self._share = share
         self._costs: deque[float] = deque(maxlen=_COSTS)
+        self._begun = False
 
     def rest(self, cost: float) -> float:
         """Seconds that must pass after a round of `cost` processor seconds.
 
-        The least of the last rounds counts: a connection set up anew is no running cost.
+        The first round, and more of the later ones than their least, is what it takes to connect: no running cost.
         """
+        if not self._begun:
+            self._begun = True
+            return 0.0
         self._costs.append(cost)
         return min(self._costs) / self._share
 

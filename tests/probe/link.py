@@ -30,7 +30,8 @@ from tests.probe.servers import Server, redis
 NEAR, FAR, NEAR6, FAR6 = "10.99.0.1", "10.99.0.2", "fd99::1", "fd99::2"
 REDIS, ECHO, HTTP = 6379, 7007, 8080
 DELAYS_US = (0, 200, 1000, 5000, 20_000)
-CYCLES = 8
+CYCLES = 5
+MOST_CYCLES = 40
 FEWEST, MOST = 8, 100
 STEP_US = (500, 1500)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -129,12 +130,20 @@ def _me(*words: str) -> list[str]:
     return [sys.executable, "-m", "tests.probe.link", *words]
 
 
+def settled(delay: int, rtts: list[float]) -> bool:
+    """Whether the three lowest agree: on a busy machine it takes long until a few probes go undisturbed."""
+    lowest = sorted(rtts)[:3]
+    return lowest[-1] - lowest[0] <= max(4.0, 0.01 * delay)
+
+
 def follow(injector: Injector) -> dict[str, dict[int, dict[str, float]]]:
     """Least and median RTT in us of each prober at each delay."""
     probers: dict[str, Prober] = {name: make(target) for name, target in TARGETS.items()}
     seen: dict[str, dict[int, list[float]]] = {name: {delay: [] for delay in DELAYS_US} for name in TARGETS}
     seen |= {name: {delay: [] for delay in DELAYS_US} for name in ("witness", "witness-connect", "kernel")}
-    for _ in range(CYCLES):
+    for cycle in range(MOST_CYCLES):
+        if cycle >= CYCLES and all(settled(delay, rtts) for rows in seen.values() for delay, rtts in rows.items()):
+            break
         for delay in DELAYS_US:
             injector.rtt(delay)
             count = max(FEWEST, min(MOST, 40_000 // max(delay, 1)))  # short ones are cheap and easily disturbed

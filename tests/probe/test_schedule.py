@@ -37,8 +37,9 @@ def test_phases_of_a_hundred_targets_spread_over_the_interval():
 
 def test_the_budget_bounds_the_share_of_a_core_whatever_a_round_costs():
     budget = Budget(0.001)
-    assert budget.rest(0.2) == 200.0
-    assert budget.rest(0.0005) == 0.5  # the first one set the connection up
+    assert budget.rest(0.2) == 0.0  # the first one sets the connection up
+    assert budget.rest(0.0005) == 0.5
+    assert budget.rest(0.2) == 0.5  # as does one after a failure
     for _ in range(4):
         rest = budget.rest(0.004)
     assert rest == 4.0
