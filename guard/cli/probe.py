@@ -8,13 +8,11 @@ import typer
 
 from guard.cli.errors import FAILED, USAGE, fail
 from guard.cli.options import Json
-from guard.cli.probes import app
 
 BARS = 40
 BINS = 12
 
 
-@app.command("target")
 def measure(
     target: Annotated[
         str,

@@ -97,7 +97,7 @@ class History:
         `backend` in its table. Several targets of one prober (the nodes of a store) give their median.
         """
         found: dict[str, list[float]] = {}
-        for track in self._of(backend, servers):
+        for track in self.of(backend, servers):
             rtt = track.idle(at)
             if rtt is not None:
                 found.setdefault(track.target.prober, []).append(rtt)
@@ -106,7 +106,8 @@ class History:
         prober = min(found, key=lambda name: self._rank.get(name, len(self._rank)))
         return median(found[prober]), prober
 
-    def _of(self, backend: str, servers: frozenset[str]) -> list[Track]:
+    def of(self, backend: str, servers: frozenset[str]) -> list[Track]:
+        """The targets that stand for a backend: those at its servers, else those whose table names it."""
         named = [track for server in servers for track in self._by_address.get(server, ())]
         return named or self._by_backend.get(backend, [])
 

@@ -38,8 +38,8 @@ def create_app(runtime: Runtime, tokens: Tokens) -> FastAPI:
     app.add_route("/v1/directives/{engine_id:path}", get_directives, methods=["GET"])
     app.add_route("/v1/events", get_events, methods=["GET"])
     for router in (
-        offload.router, objectives.router, requests.router, inflection.router, probes.router, health.router, picture.router,
-        pages.router,
+        offload.router, objectives.router, requests.router, inflection.router, probes.router, health.router,
+        picture.router, pages.router,
     ):  # fmt: skip
         app.include_router(router)
     problems.install(app)

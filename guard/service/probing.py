@@ -96,6 +96,15 @@ class Probing:
             if seen is not None:
                 record.rtt, record.rtt_source = seen
 
+    def link(self, backend: str) -> tuple[float | None, bool | None]:
+        """The idle RTT of a backend now, seconds, and whether its probes are answered; None: nobody measures."""
+        now = self._wall()
+        tracks = [track for track in self.history.of(backend, frozenset()) if track.rounds and track.rounds[-1][1].sent]
+        if not tracks:
+            return None, None
+        seen = self.history.idle(backend, frozenset(), now)
+        return (seen[0] if seen else None), any(not track.problem(now) for track in tracks)
+
     def gauges(self) -> Iterator[tuple[Metric, Sequence[str], float]]:
         """The idle RTT of every target that answers."""
         now = self._wall()

@@ -147,9 +147,9 @@ class Runtime:
         """What was estimated last, by model, backend and class."""
         return self.estimating.cells()
 
-    def link(self, backend: str) -> Link:  # noqa: ARG002
+    def link(self, backend: str) -> Link:
         """The idle RTT of a backend now, and whether its probes are answered."""
-        return None, None
+        return self.probing.link(backend)
 
     def end_waits(self) -> None:
         """Ends every long poll and event stream, now and from now on: the service stops."""

@@ -115,6 +115,19 @@ def test_rows_metrics_and_problem(tmp_path):
     assert probes.problem == ""
 
 
+def test_the_controller_learns_whether_a_backend_answers(tmp_path):
+    wall = [1000.0]
+    probes, _ = probing(tmp_path, TABLE, wall, [])
+    assert probes.link(BACKEND) == (None, None)
+    probes.take(probes.targets[0], 1000.0, sample(1e-3))
+    assert probes.link(BACKEND) == (1e-3, True)
+    assert probes.link("nixl/x") == (None, None)
+    for second in range(1, 30):
+        probes.take(probes.targets[0], 1000.0 + second, Sample(sent=1, problem="probe: no answer in time"))
+    wall[0] = 1029.5
+    assert probes.link(BACKEND) == (None, False)
+
+
 def test_without_probes_there_is_nothing(tmp_path):
     probes, _ = probing(tmp_path, "", [1000.0], [])
     assert (probes.targets, probes.rows(), probes.problem, list(probes.gauges())) == ([], [], "", [])

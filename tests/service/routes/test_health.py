@@ -92,6 +92,7 @@ async def test_the_api_document_names_every_route(client: httpx2.AsyncClient) ->
         "/v1/events": ["get"],
         "/v1/picture": ["get"],
         "/v1/probes": ["get"],
+        "/v1/inflection": ["get"],
         "/livez": ["get"],
         "/readyz": ["get"],
         "/metrics": ["get"],
