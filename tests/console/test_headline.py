@@ -23,7 +23,9 @@ def cell(state, backend="a/b", reason="", class_="all"):
         ([AUTO], [cell("ok")], "ok", "Remote reads pay off"),
         ([AUTO], [cell("departed")], "departed", "Reads from a/b still pay, but TTFT has departed from its best"),
         ([AUTO], [cell("harmful")], "harmful", "Reads from a/b cost more than recomputing"),
-        ([AUTO._replace(state="bypass")], [cell("harmful")], "guarded", "Reads from a/b would hurt, and are stopped"),
+        ([AUTO._replace(state="bypass")], [cell("harmful")], "guarded", "The guard has stopped reads from a/b"),
+        ([AUTO._replace(state="half-open")], [cell("ok")], "guarded", "The guard has stopped reads from a/b"),
+        ([AUTO._replace(state="limited")], [cell("ok")], "ok", "Remote reads pay off"),
     ],
 )
 def test_state_and_title(rows, cells, state, title):
@@ -44,9 +46,16 @@ def test_the_worst_backend_is_named_and_the_better_ones_counted():
     assert told.why == "RTT 4 ms is over break-even 2.5 ms. 1 other backend is better."
 
 
-def test_one_engine_that_still_reads_is_not_guarded():
-    rows = [AUTO._replace(state="bypass"), AUTO]
-    assert headline(rows, [cell("harmful")], 7).state == "harmful"
+def test_what_the_guard_stopped_is_told_with_where_and_why():
+    rows = [
+        AUTO._replace(state="bypass", reason="stalled"), AUTO, Row("c/d", "auto", "bypass", silent=False, reason="new"),
+    ]  # fmt: skip
+    told = headline(rows, [cell("harmful", reason="RTT is high")], 7)
+    assert told.title == "The guard has stopped reads from a/b on 1 of 2 engines"
+    assert told.why == (
+        "A read under way is far older than it should be. Requests are recomputed; the guard tries again by itself."
+        " 1 other backend is stopped too. RTT is high."
+    )
 
 
 def test_what_observe_would_have_stopped_is_not_stopped():

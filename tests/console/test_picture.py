@@ -10,7 +10,8 @@ NOW_NS = 1_800_000_000 * 10**9
 CELL = Cell(
     model="m", backend="a/b", class_="all", n=500, fetch=FetchModel(t0=0.01, kappa=40.0, seconds_per_byte=1e-9),
     lookup=LookupModel(t0=0.002, kappa=10.0), prefill=PrefillModel(a=0.01, b=1e-4), bytes_per_token=1e5,
-    reference_tokens=2000, reference_matched=1000, rtt_now=0.0012, rtt_floor=0.0002, rtt_low=0.0002, rtt_high=0.004,
+    reference_tokens=2000, reference_matched=1000, rest=0.11, saved=Figure(value=0.1, n=480),
+    rtt_now=0.0012, rtt_floor=0.0002, rtt_low=0.0002, rtt_high=0.004,
     departure=Figure(value=0.0006, low=0.0005, high=0.0008, n=480), break_even=Figure(value=0.0025, n=480),
     verdict=Verdict(state="departed", cause="rtt", shape="knee", reason="TTFT is 18 % over its floor"),
 )  # fmt: skip
@@ -76,7 +77,7 @@ def test_the_cell_of_the_choice_is_drawn(record):
     assert drawn["departure"] == {
         "value": 0.0006, "low": 0.0005, "high": 0.0008, "n": 480, "source": "measured", "reason": "",
     }  # fmt: skip
-    assert drawn["rtt"] == {"now": 0.0012, "floor": 0.0002, "low": 0.0002, "high": 0.004}
+    assert drawn["rtt"] == {"now": 0.001, "floor": 0.0002, "low": 0.0002, "high": 0.004}
     assert drawn["now"] == {"ttft": 0.4, "n": 6, "seconds": 15.0}
     other = picture(records, [CELL], NOW_NS, backend="c/d", class_="x")["picture"]
     assert (other["backend"], other["n"], other["departure"]["source"]) == ("c/d", 1, "prior")

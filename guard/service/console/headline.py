@@ -7,7 +7,22 @@ from guard import semconv
 from guard.estimate.shapes import Cell
 
 POOLED: Final = "all"
-BYPASS: Final = "bypass"
+STOPPED: Final = ("bypass", "half-open")
+REASONS: Final = {
+    "failures": "reads failed one after another",
+    "unreachable": "the store answers no probe",
+    "stalled": "a read under way is far older than it should be",
+    "sla": "reading was projected to miss the TTFT objective",
+    "projected": "reading was projected to cost more than recomputing",
+    "trickle": "the last trial read still lost",
+    "try": "trial reads are under way",
+    "healed": "the link has healed, trial reads are under way",
+    "progress": "stalled reads have ended, trial reads are under way",
+    "share": "reads failed lately, so a part of the traffic only reads",
+    "inflight": "as many reads are under way as the link takes without a queue",
+}
+"""What the controller's reasons mean, for people."""
+
 _WORST_FIRST: Final = ("harmful", "departed", "ok", "insufficient-data")
 
 
@@ -22,7 +37,7 @@ class Row(NamedTuple):
 
 
 class Headline(NamedTuple):
-    """`state` is a verdict's state, `guarded` (harmful, and stopped), `off`, `empty` or `silent`; the rest is words."""
+    """`state` is a verdict's state, `guarded` (reads are stopped), `off`, `empty` or `silent`; the rest is words."""
 
     state: str
     title: str
@@ -44,9 +59,28 @@ def headline(rows: Sequence[Row], cells: Sequence[Cell], requests: int) -> Headl
     judged = sorted(
         (cell for cell in cells if cell.class_ == POOLED), key=lambda cell: _WORST_FIRST.index(cell.verdict.state)
     )
+    if stopped := [row for row in live if row.mode == semconv.MODE_AUTO and row.state in STOPPED]:
+        return _stopped(stopped, live, judged)
     if not judged or judged[0].verdict.state == "insufficient-data":
         return Headline("insufficient-data", "Too early to say whether remote reads pay", _too_early(judged, requests))
     return _judge(judged, [row for row in live if row.backend == judged[0].backend])
+
+
+def _stopped(stopped: Sequence[Row], live: Sequence[Row], judged: Sequence[Cell]) -> Headline:
+    """The guard has acted: where, why, and what the estimator says of that backend."""
+    backend = stopped[0].backend
+    mine = [row for row in stopped if row.backend == backend]
+    all_of = sum(row.backend == backend for row in live)
+    where = "" if len(mine) == all_of else f" on {len(mine)} of {all_of} engines"
+    words = "; ".join(dict.fromkeys(REASONS.get(row.reason, row.reason) for row in mine if row.reason))
+    why = f"{words[0].upper()}{words[1:]}. " if words else ""
+    why += "Requests are recomputed; the guard tries again by itself."
+    if others := len({row.backend for row in stopped}) - 1:
+        why += f" {others} other {'backend is' if others == 1 else 'backends are'} stopped too."
+    cell = next((cell for cell in judged if cell.backend == backend), None)
+    if cell is not None and cell.verdict.state in ("harmful", "departed"):
+        why += f" {_why(cell)}"
+    return Headline("guarded", f"The guard has stopped reads from {backend}{where}", why)
 
 
 def _judge(judged: Sequence[Cell], rows: Sequence[Row]) -> Headline:
@@ -57,10 +91,6 @@ def _judge(judged: Sequence[Cell], rows: Sequence[Row]) -> Headline:
     if better := len(others) - unknown - same:
         why += f" {better} other {'backend is' if better == 1 else 'backends are'} better."
     if worst.verdict.state == "harmful":
-        acting = (semconv.MODE_AUTO, semconv.MODE_OFF)  # under observe the state is what auto would have done
-        stopped = bool(rows) and all(row.state == BYPASS and row.mode in acting for row in rows)
-        if stopped:
-            return Headline("guarded", f"Reads from {worst.backend} would hurt, and are stopped", why)
         if rows and all(row.mode in (semconv.MODE_ON, semconv.MODE_OBSERVE) for row in rows):
             why += f" The mode is {rows[0].mode}: nothing is throttled."
         return Headline("harmful", f"Reads from {worst.backend} cost more than recomputing", why)

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from guard.correlate.against_rtt import against_rtt, rtt_of
 from guard.estimate.shapes import Cell
 from guard.service.auth import require
-from guard.service.console.headline import Row, headline
+from guard.service.console.headline import REASONS, Row, headline
 from guard.service.runtime import Runtime
 from guard.wire import RequestRecord
 
@@ -42,12 +42,12 @@ async def get_picture(
     """
     runtime: Runtime = request.app.state.runtime
     records = list(runtime.window)
-    cells: Sequence[Cell] = tuple(getattr(runtime, "cells", tuple)())
+    cells = runtime.cells()
     now_ns = int(runtime.clock.wall() * 1e9)
     async with _one_at_a_time:  # a thread, so that polls and spans go on
         answer = await asyncio.to_thread(picture, records, cells, now_ns, model=model, backend=backend, class_=class_)
     told = headline([*_rows(runtime)], cells, len(records))
-    return JSONResponse({"headline": told._asdict(), **answer})
+    return JSONResponse({"headline": told._asdict(), "reasons": REASONS, **answer})
 
 
 def _rows(runtime: Runtime) -> Iterator[Row]:
@@ -112,7 +112,7 @@ def _picture(cell: Cell, records: list[RequestRecord], now_ns: int) -> dict[str,
         "n": len(records),
         "simulated": sum(record.simulated for record in records),
         "rtt": {
-            "now": cell.rtt_now if cell.rtt_now is not None else now,
+            "now": now if now is not None else cell.rtt_now,
             "floor": cell.rtt_floor,
             "low": cell.rtt_low if cell.rtt_low is not None else min(rtts, default=None),
             "high": cell.rtt_high if cell.rtt_high is not None else max(rtts, default=None),
@@ -136,12 +136,14 @@ def _picture(cell: Cell, records: list[RequestRecord], now_ns: int) -> dict[str,
 
 
 def curves(cell: Cell, low: float, high: float) -> dict[str, Any] | None:
-    """Projected medians for the cell's reference request over RTT, both roads; None until all models are fitted."""
-    if cell.prefill is None or cell.fetch is None or not cell.reference_matched:
+    """Projected TTFT of the cell's reference hit over RTT, read and recomputed; None until the models are fitted.
+
+    Break-even is left of where the lines cross: it counts the lookups that find nothing, too.
+    """
+    rest, saved = cell.rest, cell.saved.value
+    if cell.fetch is None or rest is None or saved is None:
         return None
-    tokens, matched = cell.reference_tokens, cell.reference_matched
-    size = matched * cell.bytes_per_token
-    rest = cell.prefill.seconds(tokens, tokens - matched)
+    size = cell.reference_matched * cell.bytes_per_token
     rtts = np.geomspace(low, high, CURVE_POINTS).tolist()
     remote = [
         rest + cell.fetch.seconds(rtt, size) + (cell.lookup.seconds(rtt, size) if cell.lookup else 0.0) for rtt in rtts
@@ -150,7 +152,7 @@ def curves(cell: Cell, low: float, high: float) -> dict[str, Any] | None:
         "source": "projected",
         "rtt": rtts,
         "remote": remote,
-        "recompute": [cell.prefill.seconds(tokens, tokens)] * len(rtts),
+        "recompute": [rest + saved] * len(rtts),
     }
 
 

@@ -6,11 +6,13 @@ import { bytes, coarse, count, percent, seconds } from "./format.js";
 const MOST = 60; // rows drawn at once; the filter finds the others
 const keyOf = (row) => `${row.engine_id}\n${row.backend}`;
 
-/** Draws `GET /v1/offload` joined with the engines of `GET /v1/correlation`; `onSwitch(scope)` opens the switch. */
-export function drawEngines(offload, traffic, onSwitch) {
+/** Draws `GET /v1/offload` joined with the engines of `GET /v1/correlation`; `reasons` in words, `onSwitch(scope)` opens the switch. */
+export function drawEngines(offload, traffic, reasons, onSwitch) {
   const seen = new Map((traffic?.engines ?? []).map((row) => [keyOf(row), row]));
   const wanted = byId("filter").value.trim().toLowerCase();
-  const all = offload.engines.map((row) => ({ ...row, traffic: seen.get(keyOf(row)) ?? null }));
+  const all = offload.engines.map((row) => ({
+    ...row, traffic: seen.get(keyOf(row)) ?? null, because: reasons[row.control?.reason] ?? row.control?.reason ?? "",
+  }));
   const found = all.filter((row) => `${row.engine_id} ${row.backend} ${row.model}`.toLowerCase().includes(wanted));
   // In the order of their names, so that nothing moves under the pointer; only where not all fit, trouble comes first.
   const first = found.length > MOST ? (a, b) => trouble(b) - trouble(a) : () => 0;
@@ -76,7 +78,7 @@ function update(row, node, part, cells) {
   chip(part.state, row.state, `state-${row.state}`, `state ${row.state}`);
   const [hook, kind] = row.silent ? [`silent for ${coarse(row.last_poll_age_seconds)}`, "bad"] : row.acknowledged ? ["applied", "good"] : ["applying…", "wait"];
   chip(part.hook, hook, `hook-${kind}`, `hook: ${hook}`);
-  lines(part.why, [row.control?.reason, limits(row.limit), objective(row), wouldHave(row), row.scope ? `switched for ${row.scope} by ${row.who}${row.reason ? `: ${row.reason}` : ""}` : null]);
+  lines(part.why, [sentence(row.because), limits(row.limit), objective(row), wouldHave(row), row.scope ? `switched for ${row.scope} by ${row.who}${row.reason ? `: ${row.reason}` : ""}` : null]);
   projections(row, part);
   const seen = row.traffic;
   setText(cells["req/s"], seen ? seen.requests_per_second.toFixed(1) : "–");
@@ -103,11 +105,13 @@ function limits(limit) {
     limit.max_inflight === null ? null : `at most ${limit.max_inflight} reads in flight`,
     limit.max_inflight_bytes === null ? null : `at most ${bytes(limit.max_inflight_bytes)} in flight`,
     limit.min_tokens ? `only from ${count(limit.min_tokens)} tokens on` : null,
-    limit.share < 1 ? `${percent(limit.share)} of the traffic` : null,
+    limit.share === 0 ? "no reads" : limit.share < 1 ? `${percent(limit.share)} of the traffic` : null,
     limit.trickle_seconds ? `a trial read every ${coarse(limit.trickle_seconds)}` : null,
   ].filter(Boolean);
   return parts.length ? `Limit: ${parts.join(", ")}` : null;
 }
+
+const sentence = (text) => text && text[0].toUpperCase() + text.slice(1);
 
 function objective(row) {
   const one = row.control?.objective;

@@ -16,6 +16,7 @@ const REPLAY = 60; // events of before this page was opened
 const chosen = { model: "", backend: "", class: "all" };
 let offload = null;
 let traffic = null;
+let reasons = {};
 let lastAnswer = 0;
 let streaming = false;
 let timer = 0;
@@ -46,7 +47,8 @@ async function refresh() {
     choosers(drawn.choices, drawn.picture);
     draw(drawn.picture);
     show(byId("simulated"), Boolean(traffic.simulated));
-    drawEngines(offload, traffic, switchFor);
+    reasons = drawn.reasons;
+    drawEngines(offload, traffic, reasons, switchFor);
     drawRequests(rows.requests);
     drawEvents();
   } catch (failure) {
@@ -140,7 +142,7 @@ byId("choose-class").addEventListener("change", (event) => {
   chosen.class = event.target.value;
   refresh();
 });
-byId("filter").addEventListener("input", () => offload && drawEngines(offload, traffic, switchFor));
+byId("filter").addEventListener("input", () => offload && drawEngines(offload, traffic, reasons, switchFor));
 
 function switchFor(scope) {
   openSwitch(scope, new Set((offload?.engines ?? []).map((row) => row.engine_id)).size, (answer) => {
