@@ -39,12 +39,14 @@ def demo() -> Iterator[str]:
 
 
 def wait(url: str) -> str:
-    """Waits until the verdict is one worth showing; returns it."""
+    """Waits until there is a break-even of the demo's own and a verdict worth showing; returns the verdict."""
     end = time.monotonic() + LONGEST
     state = ""
     while state not in TOLD and time.monotonic() < end:
         time.sleep(1.0)
-        state = httpx2.get(f"{url}/v1/picture", timeout=30).json()["headline"]["state"]
+        told = httpx2.get(f"{url}/v1/picture", timeout=30).json()
+        own = told["picture"] is not None and told["picture"]["break_even"]["source"] != "prior"
+        state = told["headline"]["state"] if own else ""
     return state
 
 

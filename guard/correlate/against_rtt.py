@@ -21,6 +21,10 @@ ROADS: Final = {
 """Requests with nothing to load (`none`) or another tier are on neither road."""
 
 
+NEAR_NS: Final = 10 * 10**9
+"""A request of which no RTT is known counts at that of the last read before it, if that is no older."""
+
+
 def rtt_of(record: RequestRecord) -> float | None:
     """Idle RTT of the request in seconds; where no probe told, what its first fetch saw."""
     if record.rtt is not None:
@@ -29,10 +33,15 @@ def rtt_of(record: RequestRecord) -> float | None:
 
 
 def against_rtt(records: Iterable[RequestRecord]) -> dict[str, list[dict[str, Any]]]:
-    """Median RTT, quartiles of TTFT and n per band of RTT, by road. Times in seconds."""
+    """Median RTT, quartiles of TTFT and n per band of RTT, by road, of the requests of one backend. Seconds."""
     groups: dict[str, dict[int, list[tuple[float, float]]]] = {"remote": {}, "recompute": {}}
-    for record in records:
+    last, at = None, 0
+    for record in sorted(records, key=lambda record: record.arrival_ns):
         road, rtt = ROADS.get(record.decision), rtt_of(record)
+        if rtt is not None:
+            last, at = rtt, record.arrival_ns
+        elif record.arrival_ns - at <= NEAR_NS:
+            rtt = last
         if road and rtt and record.ttft is not None and not (record.aborted or record.handoff):
             band = math.floor(math.log10(rtt) * BANDS_PER_DECADE)
             groups[road].setdefault(band, []).append((rtt, record.ttft))

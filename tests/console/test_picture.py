@@ -1,5 +1,7 @@
 """What the picture is drawn from: points measured, lines projected, figures with their sources."""
 
+from dataclasses import replace
+
 import pytest
 
 from guard.correlate.against_rtt import LEAST, against_rtt
@@ -33,9 +35,24 @@ def test_what_makes_no_point(record):
     few = [record(rtt=0.001) for _ in range(LEAST - 1)]
     others = [
         record(rtt=0.001, ttft=None, aborted=True), record(rtt=0.001, handoff=True), record(rtt=0.001, decision="none"),
-        record(rtt=0.001, decision="other-tier"), record(rtt=None), record(rtt=0.0),
+        record(rtt=0.001, decision="other-tier"), record(rtt=0.0),
     ]  # fmt: skip
     assert against_rtt([*few, *others]) == {"remote": [], "recompute": []}
+
+
+def test_a_refused_request_counts_at_the_rtt_of_the_last_read_before_it(record):
+    read = record(rtt=0.002, arrival_ns=NOW_NS)
+    soon = [record(ttft=0.5, decision="skip", arrival_ns=NOW_NS + second * 10**9) for second in range(1, 6)]
+    late = [record(ttft=9.0, decision="skip", arrival_ns=NOW_NS + 11 * 10**9) for _ in range(LEAST)]
+    before = [record(ttft=9.0, decision="skip", arrival_ns=NOW_NS - 10**9) for _ in range(LEAST)]
+    assert against_rtt([*late, *soon, *before, read])["recompute"] == [
+        {"rtt": 0.002, "ttft": {"p25": 0.5, "p50": 0.5, "p75": 0.5}, "n": 5}
+    ]
+
+
+def test_no_lines_at_one_rtt():
+    still = replace(CELL, departure=Figure(value=200e-6, source="prior"), break_even=Figure(value=5e-4, source="prior"))
+    assert curves(still, 1e-4, 1e-2) is None
 
 
 def test_lines_are_those_of_the_models():

@@ -16,7 +16,7 @@ REASONS: Final = {
     "projected": "reading was projected to cost more than recomputing",
     "trickle": "the last trial read still lost",
     "try": "trial reads are under way",
-    "healed": "the link has healed, trial reads are under way",
+    "healed": "the link has healed",
     "progress": "stalled reads have ended, trial reads are under way",
     "share": "reads failed lately, so a part of the traffic only reads",
     "inflight": "as many reads are under way as the link takes without a queue",

@@ -141,7 +141,8 @@ def curves(cell: Cell, low: float, high: float) -> dict[str, Any] | None:
     Break-even is left of where the lines cross: it counts the lookups that find nothing, too.
     """
     rest, saved = cell.rest, cell.saved.value
-    if cell.fetch is None or rest is None or saved is None:
+    varied = any(figure.source != "prior" for figure in (cell.departure, cell.break_even))
+    if cell.fetch is None or rest is None or saved is None or not varied:  # at one RTT its effect is not known
         return None
     size = cell.reference_matched * cell.bytes_per_token
     rtts = np.geomspace(low, high, CURVE_POINTS).tolist()

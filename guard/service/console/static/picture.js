@@ -217,8 +217,8 @@ export function proof(figure) {
     const [low, high] = [figure.low, figure.high].map((value) => (value === null ? "open" : seconds(value)));
     parts.push(`95 %: ${low} to ${high}`);
   }
-  if (figure.n) parts.push(`n = ${count(figure.n)}`);
   if (figure.source === "prior") parts.push("one report's figure, until your own data say");
+  else if (figure.n) parts.push(`n = ${count(figure.n)}`);
   if (figure.reason) parts.push(figure.reason);
   return parts.join(" · ");
 }
