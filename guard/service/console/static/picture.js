@@ -119,7 +119,7 @@ function threshold(figure, name, s, row) {
   if (figure.low !== null || figure.high !== null) {
     const from = s.x(Math.max(s.low, figure.low ?? s.low));
     const to = s.x(Math.min(s.high, figure.high ?? s.high));
-    parts.push(svg("rect", { class: `interval ${name}`, x: from, y: s.box.top, width: Math.max(1, to - from), height: s.box.bottom - s.box.top }));
+    parts.push(svg("rect", { class: `interval ${name}`, x: from, y: s.box.top + 7 + 11 * row, width: Math.max(4, to - from), height: 5, rx: 2.5 }));
   }
   const right = x < (s.box.left + s.box.right) / 2 || x < s.box.left + 160;
   const up = row ? 8 : 23; // two rows: the lines may be close together
@@ -232,7 +232,7 @@ function figures(picture) {
   const rows = [
     ["RTT now", picture.rtt.now, { source: "measured" }, picture.rtt.low ? `seen: ${seconds(picture.rtt.low)} to ${seconds(picture.rtt.high)}` : "no round trip seen yet", "now"],
     ["Departure", picture.departure.value, picture.departure, proof(picture.departure), "departure"],
-    ["Break-even", picture.break_even.value, picture.break_even, proof(picture.break_even), "break-even"],
+    ["Break-even", picture.break_even.value, picture.break_even, [proof(picture.break_even), picture.break_even.source === "prior" ? "" : "lookups without a hit counted"].filter(Boolean).join(" · "), "break-even"],
     ["Knee", picture.knee.value, picture.knee, proof(picture.knee), "knee"],
   ];
   list.replaceChildren(
