@@ -214,7 +214,8 @@ INFLECTION_RTT: Final = Metric(
     ("model_name", "backend", "class", "kind", "bound", "source"),
 )  # fmt: skip
 VERDICT: Final = Metric(
-    "kvguard_verdict", "gauge", "1 for the answer that holds, per dimension (state, cause, shape).",
+    "kvguard_verdict", "gauge",
+    "1 for the answer that holds, per dimension (state, cause, shape); other answers have no series.",
     ("model_name", "backend", "class", "dimension", "value"),
 )  # fmt: skip
 EVENTS_TOTAL: Final = Metric(

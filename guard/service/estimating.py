@@ -20,9 +20,6 @@ REFIT_SECONDS: Final = 3.0
 MAX_CELLS: Final = 256
 """Most rings of samples held, 0.8 MB each when full; the one that was silent longest makes room."""
 
-STATES: Final = ("ok", "departed", "harmful", "insufficient-data")
-CAUSES: Final = ("rtt", "bandwidth", "queue", "fixed-cost", "mixed", "unknown")
-SHAPES: Final = ("knee", "no-knee", "insufficient-data")
 _KINDS: Final = {semconv.EVENT_DEPARTURE: "departure", semconv.EVENT_BREAK_EVEN: "break_even"}
 
 log = structlog.get_logger("guard.service.estimating")
@@ -116,12 +113,12 @@ class Estimating:
                     value = getattr(figure, bound)
                     if value is not None:
                         yield semconv.INFLECTION_RTT, (*labels, kind, bound, figure.source), value
+            for kind, value in (("now", cell.rtt_now), ("floor", cell.rtt_floor)):
+                if value is not None:
+                    yield semconv.INFLECTION_RTT, (*labels, kind, "value", "measured"), value
             verdict = cell.verdict
-            for dimension, known, given in (
-                ("state", STATES, verdict.state), ("cause", CAUSES, verdict.cause), ("shape", SHAPES, verdict.shape),
-            ):  # fmt: skip
-                for answer in known:
-                    yield semconv.VERDICT, (*labels, dimension, answer), float(answer == given)
+            for dimension, answer in (("state", verdict.state), ("cause", verdict.cause), ("shape", verdict.shape)):
+                yield semconv.VERDICT, (*labels, dimension, answer), 1.0
 
 
 def _event(kind: str, cell: Cell, figure: Figure, side: str, at: float) -> Event:

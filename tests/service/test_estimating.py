@@ -108,7 +108,10 @@ def test_gauges_name_every_point_with_its_source(estimating):
     rows = {(metric.name, *labels): value for metric, labels, value in estimating.gauges()}
     key = ("m", "lmcache-mp/resp", "all")
     assert rows[s.INFLECTION_RTT.name, *key, "break-even", "value", "measured"] == pytest.approx(11e-3, rel=0.15)
-    assert rows[s.VERDICT.name, *key, "state", "harmful"] == 0.0
+    assert (s.VERDICT.name, *key, "state", "harmful") not in rows
+    cell = estimating.cells()[0]
+    assert rows[s.INFLECTION_RTT.name, *key, "now", "value", "measured"] == cell.rtt_now
+    assert rows[s.INFLECTION_RTT.name, *key, "floor", "value", "measured"] == cell.rtt_floor
     assert (
         sum(
             value
