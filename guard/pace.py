@@ -31,6 +31,8 @@ BREAKER_NS: Final = 10 * 10**9
 NOISE: Final = 0.15
 """Least log ratio that counts as slow when two follow one another; the coefficients' own spread counts if larger."""
 
+NEVER: Final = -(1 << 62)
+
 _LOG_LIMIT: Final = math.log(1000.0)
 
 
@@ -64,7 +66,7 @@ class Pace:
         self.proved = -1  # start of the latest read that ended in time
         self.failures = 0  # in a row
         self.last_failure = 0
-        self.last_trickle = -(1 << 62)
+        self.last_trickle = NEVER
 
     @property
     def inflight(self) -> int:
@@ -173,6 +175,10 @@ class Pace:
         """Whether a trickle of one read every `gap` seconds has one due; it waits for the one that is under way."""
         if gap is None:
             return False
+        if (
+            self.last_trickle == NEVER and gap > 1.0
+        ):  # an exploring one comes a gap after the first refusal, not at once
+            self.last_trickle = now
         patience = gap * 8.0 if self.oldest_age(now) > 0.0 else gap
         return now - self.last_trickle >= patience * 1e9
 

@@ -56,12 +56,17 @@ class Tuning:
     trickle_seconds: float = 0.5
     backoff: float = 2.0
     backoff_limit: float = 30.0
+    stuck: float = 10.0  # a read in flight for longer has no end that could be waited for
+    stuck_backoff: float = 45.0  # after a try that did not end: each costs a request its patience, or its life
     lost_seconds_per_minute: float = 6.0  # budget of trickle and hold-out together
     holdout: float = 1 / 64  # largest share that is held out
     explore_seconds: float = 20.0  # least time between trickle reads of classes that are projected to lose
 
 
 DEFAULT: Final = Tuning()
+UNREACHABLE: Final = 1e9
+"""Stands for the RTT, seconds, of a store that does not answer: any that does is a healed one."""
+
 _KEPT: Final = 16
 
 
@@ -71,19 +76,22 @@ def decide(state: State, evidence: Evidence, now: float, tuning: Tuning = DEFAUL
     plain = coefficients(evidence)
     if plain is None:
         return _step(state, evidence, now, tuning, Coefficients(), None, Projection())
-    pace = _pace(state, evidence, costs_of(plain), tuning)
+    costs = idle = costs_of(plain)
+    pace = _pace(state, evidence, idle, tuning)
+    wanted = plain
+    if pace != 1.0:
+        wanted = coefficients(evidence, pace) or plain
+        costs = costs_of(wanted)
     state = replace(state, pace=pace)
-    wanted = coefficients(evidence, pace) if pace != 1.0 else plain
-    costs = costs_of(wanted or plain)
-    return _step(state, evidence, now, tuning, wanted or plain, costs, project(evidence, costs))
+    return _step(state, evidence, now, tuning, wanted, costs, project(evidence, costs), idle)
 
 
 def _step(
     state: State, evidence: Evidence, now: float, tuning: Tuning, wanted: Coefficients, costs: Costs | None,
-    projection: Projection,
+    projection: Projection, idle: Costs | None = None,
 ) -> tuple[State, Plan]:  # fmt: skip
+    """`idle` are the costs without what the last reads showed: by models and RTT alone."""
     before = state.name
-    idle = costs_of(coefficients(evidence) or wanted) if costs is not None else None
     if state.name in (OPEN, LIMITED):
         state = _while_open(state, evidence, now, tuning, costs, projection)
     elif state.name == BYPASS:
@@ -187,12 +195,15 @@ def _while_open(
 
 def _while_bypass(state: State, evidence: Evidence, now: float, tuning: Tuning, idle: Costs | None) -> State:
     """Looks for healing. `idle` are the costs by RTT and models alone: what made reads slow may be gone unseen."""
-    if evidence.reachable is False or now - state.since < tuning.dwell / 2.0:
+    if evidence.reachable is False:
+        return state if state.rtt == UNREACHABLE else replace(state, rtt=UNREACHABLE)
+    if now - state.since < tuning.dwell / 2.0:
         return state
     rtt, floor = evidence.rtt, evidence.cells[ALL].rtt_floor if ALL in evidence.cells else None
     if rtt is not None and state.rtt is not None and rtt < tuning.fallen * state.rtt:
         return _moved(state, HALF_OPEN, "healed", now, tuning)
-    if state.reason == "stalled" and evidence.oldest_age == 0.0 and any(read.at > state.since for read in state.reads):
+    waited = state.reason == "stalled" or state.lost > 0.0
+    if waited and evidence.oldest_age == 0.0 and any(_released(read, state) for read in evidence.reads):
         return _moved(state, HALF_OPEN, "progress", now, tuning)
     # Where RTT itself makes reads lose, or is raised and may be what does, it is waited for: a try now and then only.
     raised = rtt is not None and floor is not None and rtt > floor / tuning.fallen
@@ -201,8 +212,13 @@ def _while_bypass(state: State, evidence: Evidence, now: float, tuning: Tuning, 
     return _moved(state, HALF_OPEN, "try", now, tuning) if now - state.since >= patience else state
 
 
+def _released(read: Read, state: State) -> bool:
+    """A read that was stuck when bypass began has ended well: the link moves again."""
+    return read.ok and read.at - read.seconds < state.since
+
+
 def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None) -> State:
-    tried = [read for read in evidence.reads if read.tagged and read.at >= state.since]
+    tried = [read for read in evidence.reads if read.tagged and read.at - read.seconds >= state.since]
     lost, goods = 0.0, state.goods
     for read in tried:
         saved = _saved(read, costs)
@@ -210,12 +226,13 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
             lost = max(lost, read.seconds - saved if read.ok else read.seconds)
         else:
             goods += 1
-    if not lost and evidence.oldest_age > 0.0 and not any(read.at >= state.since for read in state.reads):
+    age = evidence.oldest_age
+    if not lost and age > 0.0 and not any(read.at >= state.since for read in state.reads):
         cell = evidence.cells.get(ALL)
         tokens = cell.reference_tokens if cell is not None else 0.0
-        least = costs.prefill(tokens, tokens) if costs is not None else 1.0
-        if now - state.since > max(tuning.stalled * least, 2.0 * tuning.trickle_seconds):
-            lost = evidence.oldest_age  # whatever began has not ended
+        late = max(tuning.stalled * (costs.prefill(tokens, tokens) if costs is not None else 1.0), 0.5)
+        # What has not ended is a try, or, older than that, what keeps the tries waiting.
+        lost = age if age > late and (now - age >= state.since or now - state.since > late + 3.0) else 0.0
     if lost or evidence.reachable is False:
         return _moved(replace(state, lost=lost), BYPASS, "trickle", now, tuning, evidence.rtt)
     if goods >= tuning.goods:
@@ -240,10 +257,11 @@ def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning, rtt
     """Another state. Backoff doubles with every try that failed, up to what its loss costs of the budget."""
     backoff = state.backoff
     if name == BYPASS:
-        longest = min(
-            max(state.lost / (tuning.lost_seconds_per_minute / 60.0), 2 * tuning.backoff), tuning.backoff_limit
-        )
+        allowed = state.lost / (tuning.lost_seconds_per_minute / 60.0)
+        longest = min(max(allowed, 2.0 * tuning.backoff), tuning.backoff_limit)
         backoff = min(max(2.0 * backoff, tuning.backoff), longest) if state.name == HALF_OPEN else tuning.backoff
+        if state.lost >= tuning.stuck:
+            backoff = tuning.stuck_backoff
     return replace(
         state, name=name, since=now, reason=reason, against_since=None, goods=0, backoff=backoff,
         lost=state.lost if name == BYPASS else 0.0, rtt=rtt if name == BYPASS else state.rtt,
@@ -293,9 +311,10 @@ def _reads(state: State, evidence: Evidence, tuning: Tuning, costs: Costs | None
     cap = None if state.limit is None else max(1, int(_step_down(state.limit**2) ** 0.5))
     if evidence.max_inflight is not None:
         cap = evidence.max_inflight if cap is None else min(cap, evidence.max_inflight)
-    budget = tuning.lost_seconds_per_minute / 60.0
+    members = max(evidence.members, 1)  # engines of one backend share the budget of trials
+    budget = tuning.lost_seconds_per_minute / 60.0 / members
     least = min_tokens(evidence, costs) if costs is not None else 0
-    holdout, explore = 0.0, tuning.explore_seconds
+    holdout, explore = 0.0, tuning.explore_seconds * members
     if costs is not None and projection.remote is not None and projection.recompute is not None:
         rate = sum(evidence.mix.values())
         loss = rate * max(projection.gain, 1e-3)

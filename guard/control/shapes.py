@@ -53,7 +53,8 @@ class Evidence:
     `cells` by class, the pooled one under `all`. `rtt` is the idle RTT by probes or kernel, None where nobody measures
     it; `reachable` False when probes fail, None when there are none. `inflight` to `oldest_age` as the hook last told.
     `mix` is requests per second by class (those that could read remotely); `sharing_bytes` what other engines of the
-    backend's pool have in flight. `max_inflight` is this engine's part of the pool's budget.
+    backend's pool have in flight. `max_inflight` is this engine's part of the pool's budget, `members` how many engines
+    the pool has.
     """
 
     cells: Mapping[str, Cell] = field(default_factory=dict)
@@ -68,6 +69,7 @@ class Evidence:
     mix: Mapping[str, float] = field(default_factory=dict)
     sharing_bytes: float = 0.0
     max_inflight: int | None = None
+    members: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,7 +161,7 @@ class Controlling:
         for backend, members in pools.items():
             parts = self._share(backend, members, now)
             for key, model in members:
-                changed |= self._one(key, model, parts.get(key[0]), now)
+                changed |= self._one(key, model, parts.get(key[0]), len(members), now)
         live = {key for members in pools.values() for key, _ in members}
         for key in [each for each in self.units if each not in live]:
             del self.units[key]
@@ -177,7 +177,7 @@ class Controlling:
         units = {json_key(key): memory.to_json(unit.state, now) for key, unit in self.units.items()}
         return {"at": round(self._clock.wall(), 1), "units": units}
 
-    def _one(self, key: Key, model: str, part: int | None, now: float) -> bool:
+    def _one(self, key: Key, model: str, part: int | None, members: int, now: float) -> bool:
         unit = self.units.get(key)
         if unit is None:
             kept = memory.from_json(self._kept.pop(json_key(key), None), now, self._down)
@@ -195,7 +195,7 @@ class Controlling:
             cells=cells, objective=objective, class_objectives=classes,
             rtt=link[0], reachable=link[1],
             inflight=count, inflight_bytes=size, oldest_age=oldest, reads=tuple(reads), mix=held.rates(now),
-            max_inflight=part,
+            max_inflight=part, members=members,
         )  # fmt: skip
         before = unit.plan
         unit.state, plan = decide(unit.state, evidence, now)

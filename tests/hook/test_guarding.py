@@ -210,7 +210,7 @@ def test_a_trickle_passes_tagged_one_at_a_time(process: Process) -> None:
 
 
 def test_a_trickle_that_found_nothing_does_not_count(process: Process) -> None:
-    process.directive = replace(AUTO, state="half-open", reads=Reads(share=0.0, trickle_seconds=60.0))
+    process.directive = replace(AUTO, state="half-open", reads=Reads(share=0.0, trickle_seconds=0.9))
     one = engine(process, MooncakeStoreConnector)
     one.connector.match = (0, False)
     one.add("miss")
