@@ -111,6 +111,57 @@ def explain(
 
 
 @app.command()
+def inflection(
+    model: Annotated[str | None, typer.Option(help="Only this model.", show_default=False)] = None,
+    backend: Annotated[str | None, typer.Option(help="Only this backend.", show_default=False)] = None,
+    class_: Annotated[str | None, typer.Option("--class", help="Only this class; all is the pool.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also classes that stand on the pool.")] = False,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show at which RTT TTFT departs, where offload stops paying, and how sure that is.
+
+    kvguard inflection --backend lmcache-mp/resp --all
+    """
+    from guard.cli import inflection as view
+    from guard.cli.client import Client
+
+    with Client(endpoint, token_file, ca_file) as client:
+        view.show(client, model=model, backend=backend, class_=class_, everything=everything, as_json=as_json)
+
+
+@app.command()
+def advise(
+    model: Annotated[str | None, typer.Option(help="Only this model.", show_default=False)] = None,
+    backend: Annotated[str | None, typer.Option(help="Only this backend.", show_default=False)] = None,
+    rtt_ms: Annotated[float | None, typer.Option(min=0.0, help="What if the RTT were so many ms.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Length of the prompts in question.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Requests that run at once on an engine.")] = None,
+    sla_seconds: Annotated[float | None, typer.Option(min=0.0, help="Bound on TTFT.")] = None,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether offload is right here: go remote, stay local, or measure first; and by which rules.
+
+    kvguard advise --prompt-tokens 16000 --concurrency 8 --sla-seconds 2
+    kvguard advise --rtt-ms 1.5
+    """
+    from guard.cli import advise as view
+    from guard.cli.client import Client
+
+    rtt = None if rtt_ms is None else rtt_ms / 1e3
+    with Client(endpoint, token_file, ca_file) as client:
+        view.show(
+            client, model=model, backend=backend, rtt=rtt, prompt=prompt_tokens, concurrency=concurrency,
+            sla=sla_seconds, as_json=as_json,
+        )  # fmt: skip
+
+
+@app.command()
 def doctor(
     command: Annotated[
         list[str] | None, typer.Argument(help="vLLM's command line, after --.", show_default=False)

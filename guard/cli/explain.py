@@ -56,6 +56,14 @@ def _entry(out: Console, entry: dict[str, Any]) -> None:
                 for one in entry["fetches"]
             ],
         ))  # fmt: skip
+    other = entry.get("other_road")
+    if other and other["ttft_seconds"]["value"] is not None:
+        told = other["ttft_seconds"]
+        out.print(
+            f"  the other road, {other['choice']}: TTFT {seconds(told['value'])} projected"
+            f" [{seconds(told['low'])} to {seconds(told['high'])}], from {told['n']} requests",
+            markup=False,
+        )
     for sentence in entry["words"]:
         out.print(f"  - {sentence}", markup=False)
 

@@ -147,3 +147,16 @@ async def test_without_rtt_variation_the_priors_stand_and_say_so(runtime, client
     assert cell["seconds_per_token"]["value"] == pytest.approx(0.032 / 1216, rel=0.1)
     assert cell["verdict"]["shape"] == "insufficient-data"
     assert cell["verdict"]["state"] == "ok"
+
+
+@pytest.mark.anyio
+async def test_a_request_tells_what_the_other_road_would_have_cost(runtime, client):
+    feed(runtime.estimating, SWEEP)
+    runtime.estimating.settle(runtime.estimating.refit())
+    slow = record(9001, 14 * MS)
+    runtime.window.add(slow)
+    (told,) = (await client.get("/v1/requests/c9001")).json()["requests"]
+    assert told["other_road"]["choice"] == "recompute"
+    assert told["other_road"]["ttft_seconds"]["value"] == pytest.approx(0.361, rel=0.1)
+    assert told["other_road"]["ttft_seconds"]["source"] == "projected"
+    assert any(words.startswith("recompute would have taken") for words in told["words"])
