@@ -1,5 +1,7 @@
 """`kvguard status`."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from guard.cli.client import Client
@@ -7,7 +9,7 @@ from guard.cli.show import at, console, dump, fitting, left, ratio, seconds
 
 ENGINE_COLUMNS = (
     "engine", "backend", "mode", "from", "state", "hook", "poll age>", "req/s>", "hits>", "TTFT p50>", "TTFT p95>",
-    "miss p50>", "RTT p50>", "why",
+    "miss p50>", "RTT p50>", "remote*>", "recompute*>", "why",
 )  # fmt: skip
 
 
@@ -21,7 +23,8 @@ def show(client: Client, *, as_json: bool) -> None:
     """Prints the verdict, the switches in force, and a row per engine and backend."""
     offload = client.get("/v1/offload")
     traffic = client.get("/v1/correlation", {"since_seconds": 60})
-    told = client.get("/v1/picture")["headline"]
+    drawn = client.get("/v1/picture")
+    told, reasons = drawn["headline"], drawn["reasons"]
     if as_json:
         dump({"headline": told, **offload, "traffic": traffic["engines"]})
         return
@@ -39,14 +42,17 @@ def show(client: Client, *, as_json: bool) -> None:
         columns = ("scope", "mode", "stores", "time left", "since", "who", "why")
         out.print(fitting(out, columns, rows, ("stores", "since", "who"), title="Switches"))
     if offload["engines"]:
-        rows = engine_rows(offload, traffic)
-        out.print(fitting(out, ENGINE_COLUMNS, rows, OPTIONAL, title="Engines, measured over the last 60 s"))
+        rows = engine_rows(offload, traffic, reasons)
+        title = "Engines, measured over the last 60 s; * TTFT projected on either road"
+        out.print(fitting(out, ENGINE_COLUMNS, rows, OPTIONAL, title=title))
     else:
         out.print("No engine has polled yet. Set KVGUARD_ENDPOINT in vLLM's environment.")
 
 
-def engine_rows(offload: dict[str, Any], traffic: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """The rows of the engine table: what is asked of each, and what its traffic is like."""
+def engine_rows(
+    offload: dict[str, Any], traffic: dict[str, Any], reasons: Mapping[str, str] = MappingProxyType({})
+) -> list[tuple[Any, ...]]:
+    """The rows of the engine table: what is asked of each and why, in the words of `reasons`, and its traffic."""
     measured = {(row["engine_id"], row["backend"]): row for row in traffic["engines"]}
     rows = []
     for row in offload["engines"]:
@@ -54,9 +60,14 @@ def engine_rows(offload: dict[str, Any], traffic: dict[str, Any]) -> list[tuple[
         hook = "silent" if row["silent"] else "acknowledged" if row["acknowledged"] else "pending"
         rows.append(
             (row["engine_id"], row["backend"], row["mode"], row["scope"] or "default", row["state"], hook,
-             seconds(row["last_poll_age_seconds"]), *_traffic(seen), row["reason"])
+             seconds(row["last_poll_age_seconds"]), *_traffic(seen), *_projected(row["projected"]),
+             reasons.get(row["reason"], row["reason"]))
         )  # fmt: skip
     return rows
+
+
+def _projected(projected: dict[str, Any] | None) -> tuple[str, str]:
+    return ("-", "-") if projected is None else (seconds(projected["remote"]), seconds(projected["recompute"]))
 
 
 def _traffic(seen: dict[str, Any] | None) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import { byId, el, setText, svg } from "./dom.js";
 import { count, seconds, tick } from "./format.js";
 
 const PAD = { top: 38, right: 18, bottom: 44, left: 62 };
+const WIDEST_GAP = 2.3; // between two neighbouring points, as a ratio of their RTTs
 let drawn = null;
 let tip = null;
 
@@ -142,7 +143,11 @@ function lines(picture, s) {
   return group;
 }
 
-const path = (pairs, s) => pairs.map(([rtt, ttft], at) => `${at ? "L" : "M"}${s.x(rtt).toFixed(1)},${s.y(ttft).toFixed(1)}`).join("");
+/** A path through the points; where RTT was not seen in between it is broken. */
+function path(pairs, s) {
+  const joined = (at) => at > 0 && pairs[at][0] / pairs[at - 1][0] < WIDEST_GAP;
+  return pairs.map(([rtt, ttft], at) => `${joined(at) ? "L" : "M"}${s.x(rtt).toFixed(1)},${s.y(ttft).toFixed(1)}`).join("");
+}
 
 function marks(picture, s) {
   const group = svg("g", { class: "marks" });
@@ -242,7 +247,7 @@ function figures(picture) {
         el("dd", {}, el("b", {}, seconds(value)), el("small", {}, why)))),
   );
   const reference = picture.reference.prompt_tokens
-    ? `; lines: ${count(picture.reference.prompt_tokens)} tokens, ${count(picture.reference.matched_tokens)} of them held remotely` : "";
+    ? `; points: whatever took that road; lines: a prompt of ${count(picture.reference.prompt_tokens)} tokens, ${count(picture.reference.matched_tokens)} of them held remotely` : "";
   setText(byId("picture-note"), `TTFT against RTT, ${count(picture.n)} requests${reference}`);
 }
 

@@ -89,14 +89,15 @@ function timeline(one) {
         el("td", { class: "number" }, seconds(part.seconds)), el("td", { class: "number" }, percent(part.seconds / total)), el("td", {}, part.meaning))))));
 }
 
-/** What the road not taken was projected to cost. */
-function otherRoad(one) {
-  const other = one.other_road ?? one.other ?? one.projected;
-  if (!other) return null;
-  const value = other.ttft_seconds ?? other.seconds ?? other.value ?? null;
-  const road = other.road ?? other.choice ?? "other road";
-  return el("p", { class: "other" }, el("b", {}, `${road}: ${seconds(value)}`), el("span", { class: "chip projected" }, other.source ?? "projected"),
-    ` ${other.reason ?? (value === null ? "" : "to first token, had it been taken")}`);
+/** What the road not taken was projected to cost, or why nobody can say; nothing where there was no choice. */
+function otherRoad({ other_road: other }) {
+  if (!other?.choice) return null;
+  const { value, low, high, n, source, reason } = other.ttft_seconds;
+  if (value === null) return el("p", { class: "other" }, el("b", {}, `${other.choice} instead: `), reason);
+  const more = other.difference_seconds;
+  return el("p", { class: "other" },
+    el("b", {}, `${other.choice} instead: ${seconds(value)}`), el("span", { class: "chip projected" }, source),
+    ` ${seconds(Math.abs(more))} ${more < 0 ? "less" : "more"}; 95 %: ${seconds(low)} to ${seconds(high)}, n = ${count(n)}`);
 }
 
 function fetches(one) {
