@@ -91,5 +91,7 @@ def at(text: str | None) -> str:
 
 def _cell(value: Any) -> str:
     text = "-" if value is None or value == "" else str(value)
+    if not text.isprintable():  # ids come from clients: none of them may steer a terminal
+        text = "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in text)
     text = text.replace("[", "\\[")
     return f"[{STYLES[text]}]{text}[/]" if text in STYLES else text

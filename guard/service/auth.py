@@ -143,6 +143,8 @@ def _token(line: str, where: str) -> Token:
     if len(parts) != 3:
         raise ConfigError("tokens_file", f"{where}: not of the form NAME SCOPE[,SCOPE] TOKEN")
     name, scope_text, secret = parts
+    if not name.isprintable():
+        raise ConfigError("tokens_file", f"{where}: the name holds control characters")
     scopes = set(scope_text.split(","))
     if not scopes <= set(SCOPES):
         raise ConfigError("tokens_file", f"{where}: scopes are {', '.join(SCOPES)}")

@@ -87,6 +87,7 @@ def test_reload_takes_the_new_and_a_broken_file_changes_nothing(path: Path) -> N
         ("a read", "line 1: not of the form"),
         ("a read s3cret-0123456789 x", "line 1: not of the form"),
         ("\na write s3cret-0123456789", "line 2: scopes are ingest, read, admin"),
+        ("a\x1b[31m read s3cret-0123456789", "line 1: the name holds control characters"),
         ("a read short", "line 1: a token needs at least 16"),
         ("a read sha256:xyz", "line 1: sha256: wants 64"),
     ],
