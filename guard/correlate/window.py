@@ -40,6 +40,7 @@ SCHEMA: Final = pl.Schema(
 """Columns of `frame`: a record's fields by name (`class_` as `class`), and sums over its fetches."""
 _NAMES: Final = (*_TEXT, "class_", *_COUNTS, *_SECONDS, *_FLAGS, "fetches", "clamped")
 _FIELDS: Final = attrgetter(*_NAMES)
+_PIECE: Final = 512
 
 
 class Window:
@@ -132,8 +133,17 @@ class Window:
 
 
 def frame(records: Iterable[RequestRecord]) -> pl.DataFrame:
-    """Records as a table with the columns of `SCHEMA`."""
+    """Records as a table with the columns of `SCHEMA`.
+
+    Made piece by piece: each piece is a few calls into C that keep the interpreter to themselves, and on another thread
+    than the event loop's a whole window of them would hold that up for hundreds of milliseconds.
+    """
     rows = list(records)
+    pieces = [_piece(rows[at : at + _PIECE]) for at in range(0, max(len(rows), 1), _PIECE)]
+    return pieces[0] if len(pieces) == 1 else pl.concat(pieces, rechunk=True)
+
+
+def _piece(rows: Sequence[RequestRecord]) -> pl.DataFrame:
     values = list(zip(*map(_FIELDS, rows), strict=True)) or [()] * len(_NAMES)
     columns = dict(zip(_NAMES, values, strict=True))
     fetches = columns.pop("fetches")
