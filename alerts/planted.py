@@ -67,7 +67,11 @@ class Fleet:
     rate: float = 4.0
     seed: int = 1
     engines: list[Engine] = field(default_factory=list)
-    backends: dict[str, Backend] = field(default_factory=lambda: {name: Backend() for name in TARGETS})
+    backends: dict[str, Backend] = field(
+        default_factory=lambda: {
+            "lmcache-mp/resp": Backend(), "lmcache/redis": Backend(departure=0.002, break_even=0.009)
+        }
+    )  # fmt: skip
     ticking: bool = True
     unattainable: bool = False
 

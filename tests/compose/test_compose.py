@@ -37,9 +37,6 @@ EMPTY = {
     "Spans lost or without their request": "nothing is lost",
     "Limits in force": "no limit in bytes",
     "Probes that fail": "none fails",
-    "Idle RTT": "no probes",
-    "RTT, p50 and p99": "no probes",
-    "TTFT of hits against RTT": "no probes",
 }
 
 
@@ -279,6 +276,8 @@ def test_what_is_installed_runs_together_and_the_demos_data_arrive(tmp_path, nee
         rules = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
         assert len(rules) > 30
         eventually(lambda: prometheus.query("sum(rate(kvguard_decisions_total[10s])) > 0"), "no requests of the demo")
+        probed = 'kvguard_probes_total{prober="resp",outcome="ok"} > 0'
+        eventually(lambda: prometheus.query(probed), "Redis is not probed with the password of the secrets")
         budget = eventually(lambda: prometheus.query("kvguard_sla_budget_ratio"), "no budget of the objective")
         assert {round(float(one["value"][1]), 6) for one in budget} == {0.05}
         assert {one["metric"]["model_name"] for one in budget} == {
