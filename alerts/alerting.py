@@ -29,6 +29,12 @@ def _point(kind: str) -> str:
     )
 
 
+def _remote_share(by: str) -> str:
+    """Share of the requests that read remotely."""
+    remote = f'sum by ({by}) (rate(kvguard_ttft_seconds_count{{decision="remote"}}[5m]))'
+    return f"{remote} / sum by ({by}) (rate(kvguard_ttft_seconds_count[5m]))"
+
+
 _CROSSINGS: Final = (
     Alert(
         name="KVGuardDepartureCrossed", severity="warning", wait="2m", dashboard=INFLECTION,
@@ -44,9 +50,12 @@ _CROSSINGS: Final = (
         description=f"{_CLASS}: RTT {_point('now')}, break-even at {_point('break-even')}.",
     ),
     Alert(
-        name="KVGuardOffloadHarmful", severity="critical", wait="5m", dashboard=CONTROL,
-        expr='sum by (model_name, backend, class) (rate(kvguard_ttft_seconds_count{decision="remote"}[5m]))'
-        " / sum by (model_name, backend, class) (rate(kvguard_ttft_seconds_count[5m]))"
+        name="KVGuardOffloadHarmful",
+        severity="critical",
+        wait="5m",
+        dashboard=CONTROL,
+        expr=f"({_remote_share('model_name, backend, class')}"
+        f' or label_replace({_remote_share("model_name, backend")}, "class", "all", "", ""))'
         f" > {t.READS_SHARE}"
         " and on (model_name, backend, class)"
         ' max by (model_name, backend, class) (kvguard_verdict{dimension="state",value="harmful"}) == 1',

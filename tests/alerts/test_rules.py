@@ -31,15 +31,16 @@ def promtool(directory, alerts, names):
 
 def cases_of(name):
     case = CASES[name]
-    fires = case["fires"]
-    annotations = {
-        "summary": fires["summary"],
-        "description": fires["description"],
-        "runbook_url": f"{thresholds.RUNBOOKS}/{ALERTS[name].page}.md",
-        "dashboard_url": f"{thresholds.GRAFANA}/d/{ALERTS[name].dashboard}",
-    }
-    expected = [{"exp_labels": fires["labels"], "exp_annotations": annotations}]
-    yield one(f"{name} fires", fires, [(fires["not_yet"], name, []), (fires["at"], name, expected)])
+    for fires in (case["fires"], case.get("fires_too")):
+        if fires:
+            annotations = {
+                "summary": fires["summary"],
+                "description": fires["description"],
+                "runbook_url": f"{thresholds.RUNBOOKS}/{ALERTS[name].page}.md",
+                "dashboard_url": f"{thresholds.GRAFANA}/d/{ALERTS[name].dashboard}",
+            }
+            expected = [{"exp_labels": fires["labels"], "exp_annotations": annotations}]
+            yield one(f"{name} fires", fires, [(fires["not_yet"], name, []), (fires["at"], name, expected)])
     for number, silent in enumerate(case["silent"]):
         yield one(f"{name} does not fire ({number})", silent, [(silent.get("at", 10), name, [])])
 
