@@ -8,6 +8,7 @@ The injector's own error (its sleeps end up to 100 us late in each direction) is
 connection made for that delay: the least RTT that its program saw, and the least that the kernel saw.
 """
 
+import itertools
 import json
 import re
 import socket
@@ -31,7 +32,7 @@ NEAR, FAR, NEAR6, FAR6 = "10.99.0.1", "10.99.0.2", "fd99::1", "fd99::2"
 REDIS, ECHO, HTTP = 6379, 7007, 8080
 DELAYS_US = (0, 200, 1000, 5000, 20_000)
 CYCLES = 5
-MOST_CYCLES = 40
+MOST_SECONDS = 60
 FEWEST, MOST = 8, 100
 STEP_US = (500, 1500)
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -141,8 +142,12 @@ def follow(injector: Injector) -> dict[str, dict[int, dict[str, float]]]:
     probers: dict[str, Prober] = {name: make(target) for name, target in TARGETS.items()}
     seen: dict[str, dict[int, list[float]]] = {name: {delay: [] for delay in DELAYS_US} for name in TARGETS}
     seen |= {name: {delay: [] for delay in DELAYS_US} for name in ("witness", "witness-connect", "kernel")}
-    for cycle in range(MOST_CYCLES):
-        if cycle >= CYCLES and all(settled(delay, rtts) for rows in seen.values() for delay, rtts in rows.items()):
+    begun = time.monotonic()
+    for cycle in itertools.count():
+        if cycle >= CYCLES and (
+            time.monotonic() - begun > MOST_SECONDS
+            or all(settled(delay, rtts) for rows in seen.values() for delay, rtts in rows.items())
+        ):
             break
         for delay in DELAYS_US:
             injector.rtt(delay)

@@ -1,6 +1,6 @@
 """Simulated hours of RTT with plateaus under heavy-tailed 5 % noise: what does the crossing detector make of them?
 
-    python -m tests.probe.simulated --hours 1000 --seeds 1 2 3
+    python -m tests.probe.simulated --hours 400 --seeds 1 2 3
 
 Every second one round of four probes; the detector gets the least of them, as the service does. Plateaus last 10 min to
 2 h (uniform) at 50 us to 20 ms (log-uniform), neighbours at least 50 % apart. Kinds of noise on log RTT:

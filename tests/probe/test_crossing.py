@@ -69,7 +69,7 @@ def test_it_learns_first():
 
 @pytest.mark.parametrize("kind", ["t3", "queue"])
 def test_simulated_hours_with_plateaus_bring_every_step_and_nothing_else(kind):
-    """The full run is `make probe-crossings`: 1,000 h per kind and seed, docs/results."""
+    """The full run is `make probe-crossings`: 400 h per kind and seed, docs/results."""
     outcome = run(kind, hours=12, seed=11)
     assert outcome.steps >= 8
     assert (outcome.missed, outcome.false) == (0, 0)
