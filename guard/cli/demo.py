@@ -24,6 +24,7 @@ from guard.cli.show import console, seconds, table
 from guard.cli.status import ENGINE_COLUMNS, engine_rows
 from guard.errors import ConfigError
 from guard.simulate.link import Link, in_force
+from guard.simulate.records import MODEL
 from guard.simulate.scenario import Scenario
 
 START_SECONDS: Final = 30.0
@@ -55,7 +56,7 @@ def run(port: int, duration: float | None, *, engines: int | None, script: str |
     except ConfigError as error:
         fail(str(error), "docs/simulate.md explains the keys", code=USAGE)
     stop = threading.Event()
-    with tempfile.TemporaryDirectory(prefix="kvguard-demo-") as state, _service(port, Path(state)) as url:
+    with tempfile.TemporaryDirectory(prefix="kvguard-demo-") as state, _service(port, Path(state), scenario) as url:
         source = threading.Thread(
             target=traffic.run, args=(url, scenario), kwargs={"stop_event": stop, "speed": speed},
             name="kvguard-traffic", daemon=True,
@@ -138,9 +139,12 @@ def _where(url: str) -> str:
 
 
 @contextlib.contextmanager
-def _service(port: int, state: Path) -> Iterator[str]:
+def _service(port: int, state: Path, scenario: Scenario) -> Iterator[str]:
     """`kvguard serve` as a process of its own, so that traffic and service do not share an interpreter."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("KVGUARD_")}
+    goal = scenario.objective
+    objective = {"model": MODEL, "ttft_seconds": goal.ttft, "percentile": goal.percentile, "tpot_seconds": goal.tpot}
+    env["KVGUARD_SERVE_OBJECTIVES"] = json.dumps([objective])
     command = [sys.executable, "-c", _CHILD, str(os.getpid()), "serve", "--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(
         [*command, "--state-dir", str(state)], stderr=subprocess.PIPE, text=True, env=env, start_new_session=True

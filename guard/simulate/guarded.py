@@ -3,6 +3,7 @@
 What the engine sees itself of its reads (`guard.pace`) goes into the gate beside the directive, as in the hook.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -99,6 +100,15 @@ class Guarded:
                 pace.last_trickle, job.trickled = job.trickled, 0
             return
         pace.end(2 * job.number + 1, at, ok=ok)
+
+    def reads_in_flight(self, engine: int, now: float) -> str:
+        """As the hook tells it: count, bytes and age of the oldest, by backend; empty when nothing is in flight."""
+        pace = self.paces[engine]
+        try:
+            told = [pace.inflight, pace.inflight_bytes, round(pace.oldest_age(int(now * _NS)), 3)]
+        except RuntimeError:  # a read began or ended while we looked
+            return ""
+        return json.dumps({self._backend: told}) if told[0] else ""
 
     def deadline(self, job: Job) -> float | None:
         """None: a request waits for its read."""

@@ -160,7 +160,7 @@ class Objective(_Part):
     """What counts as good: TTFT of at most `ttft`, at `percentile`; optionally time per output token."""
 
     ttft: Seconds = 2.0
-    percentile: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.95
+    percentile: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
     tpot: Seconds | None = None
 
 

@@ -124,6 +124,7 @@ class Teller:
         )  # fmt: skip
         leg = state.legs[_LEG] = Leg(self._backend, new_id(64, rng))
         leg.skip, leg.load, leg.directive_id = job.skip, job.load, job.directive_id
+        leg.propensity = job.propensity or 0.0
         leg.local, leg.matched = job.local, job.matched
         leg.first_poll = leg.start = _ns(job.lookup_start) or _ns(job.scheduled)
         if job.lookup_start:

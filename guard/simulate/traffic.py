@@ -21,8 +21,10 @@ from guard.hook.exporter import Exporter
 from guard.hook.recorder import Recorder
 from guard.hook.requests import Backend, Scope
 from guard.simulate import scenario as scenarios
+from guard.simulate.clock import Schedule
 from guard.simulate.guarded import Guarded, Leases
-from guard.simulate.job import Job
+from guard.simulate.job import Gates, Job
+from guard.simulate.policies import World
 from guard.simulate.records import ADDRESS, MODEL, engine_id
 from guard.simulate.run import Simulation
 from guard.simulate.scenario import Scenario
@@ -56,14 +58,18 @@ class Traffic:
             )
             for number, recorder in enumerate(recorders)
         ]  # fmt: skip
-        self.simulation = Simulation(
-            scenario,
-            lambda world, _: Guarded(world, directives, label.label, label.capability),
-            self,
-            pace=speed,
-            keep=False,
-        )
+        self._backend = label
+        self._directives = directives
+        self.simulation = Simulation(scenario, self._gates, self, pace=speed, keep=False)
         self.schedule = self.simulation.schedule
+
+    def reads_in_flight(self, number: int, now: float) -> str:
+        """What an engine has in flight, as the hook's exporter tells it (`semconv.HOOK_READS`); for another thread."""
+        return self._guarded.reads_in_flight(number, now)
+
+    def _gates(self, world: World, _schedule: Schedule) -> Gates:
+        self._guarded = Guarded(world, self._directives, self._backend.label, self._backend.capability)
+        return self._guarded
 
     def first(self, now: float, job: Job) -> None:
         """A first token, or an abort before it."""
@@ -134,9 +140,15 @@ def run(
     label = backend(scenario).label
     recorders = [Recorder(config.ring) for _ in numbers]
     directives = [Directives(config, engine_id(number), [label], MODEL) for number in numbers]
-    exporters = [Exporter(config, recorders[number], resource(number)) for number in numbers]
     traffic = Traffic(scenario, anchor_ns=time.time_ns(), recorders=recorders, directives=directives, speed=speed)
     began = time.monotonic()
+    exporters = [
+        Exporter(
+            config, recorders[number], resource(number),
+            live=lambda each=number: traffic.reads_in_flight(each, time.monotonic() - began),  # type: ignore[misc]
+        )
+        for number in numbers
+    ]  # fmt: skip
     end = float("inf") if duration is None else duration
     threads: list[Directives | Exporter] = [*directives, *exporters]
     for thread in threads:
