@@ -152,10 +152,10 @@ def matrix(*, small: bool) -> Iterator[bool]:
             yield fine
     print(
         f"\nMatrix: auto against the better of always and never (simulated); it has seen {LEARN_SECONDS:g} s of light,"
-        " mixed traffic on this set-up before"
+        " mixed traffic on this set-up in observe before"
     )
     print(f"  {'cell':8} {'auto mean':>9} {'ratio':>6} (goal 1.10)  {'auto p99':>9} {'ratio':>6} (goal 1.50)")
-    mixed = Conversations(rate=4.0, users=400, first_tokens=3000, turn_tokens=400, output_tokens=50, longest=9000)
+    mixed = Conversations(rate=1.0, users=400, first_tokens=3000, turn_tokens=400, output_tokens=50, longest=9000)
     known = learn(scenario.load("matrix").model_copy(update={"workload": mixed}), LEARN_SECONDS)
     for case in list(MATRIX)[:2] if small else MATRIX:
         s = simulate(matrix_scenario(case), "auto", known).summary()

@@ -100,6 +100,10 @@ class Auto:
     def finished(self, now: float, job: Job) -> None:
         """Nothing to learn from."""
 
+    def observed(self) -> list[RequestRecord]:
+        """The records that nobody has looked at yet."""
+        return [record for _, record in self._told]
+
     def states(self) -> Mapping[str, float]:
         """Share of the engines' time in each state."""
         total = sum(self._seconds.values())
@@ -178,4 +182,5 @@ class Auto:
             directive = plan.directive(
                 id=f"{number}-{self._directives}", engine_id=engine_id(number), backend=self._backend
             )
-            self._schedule.at(now + POLL_SECONDS, lambda _at: setattr(self._leases[number], "directive", directive))
+            wait = POLL_SECONDS if held is not None else 0.0  # requests do not come before the first poll's answer
+            self._schedule.at(now + wait, lambda _at: setattr(self._leases[number], "directive", directive))

@@ -86,13 +86,13 @@ class Simulation:
 
 
 def learn(scenario: Scenario, seconds: float) -> list[RequestRecord]:
-    """What a service would have recorded in the `seconds` before the scenario's start, at clocks below 0."""
+    """What a service would have recorded of the scenario in `observe` before its start, at clocks below 0."""
     auto = Auto(scenario.model_copy(update={"seconds": seconds}))
-    simulation = Simulation(auto.scenario, auto.gates, auto)
+    simulation = Simulation(auto.scenario, lambda world, _: policies.fixed("always", world), auto)
     simulation.schedule.run_until(seconds + scenario.patience)
     return [
         replace(each, span_id=f"b{each.span_id}", arrival_ns=each.arrival_ns - int((seconds + 60.0) * 1e9))
-        for each in auto.window
+        for each in auto.observed()
     ]
 
 
