@@ -109,12 +109,15 @@ class Auto:
         total = sum(self._seconds.values())
         return {name: seconds / total for name, seconds in self._seconds.items() if seconds} if total else {}
 
-    def inflight(self) -> int:
-        """Reads that the engines' permits count as under way now."""
+    def inflight(self, now: float) -> int:
+        """Reads that count as under way at `now`; those that never end must have aged out, the others have ended."""
+        for pace in self._guarded.paces:
+            if any(change.hang for change in self.scenario.link.change):
+                pace.age_out(int(now * 1e9))
         return sum(pace.inflight for pace in self._guarded.paces)
 
     def _again(self, now: float, seconds: float, step: Any) -> None:
-        if now < self.scenario.seconds + 2.0 * self.scenario.patience:
+        if self._world.busy(now):
             self._schedule.at(now + seconds, step)
 
     def _probe(self, now: float) -> None:

@@ -39,6 +39,7 @@ class World:
     scenario: Scenario
     link: Link
     engines: "list[Engine]"
+    busy: Callable[[float], bool] = lambda _now: True  # requests are under way or still to come
 
 
 Rule = Callable[[World, float, Job], bool]

@@ -60,6 +60,8 @@ class Simulation:
             for number in range(scenario.engine.count)
         ]  # fmt: skip
         self._routing = _rng(scenario, "routing")
+        self._open = 0
+        self.world.busy = lambda now: self._open > 0 or not self._workload.over(now)
         self._workload.begin(self.schedule, self._send)
 
     def first(self, now: float, job: Job) -> None:
@@ -74,6 +76,7 @@ class Simulation:
 
     def finished(self, now: float, job: Job) -> None:
         """A request is over."""
+        self._open -= 1
         if self._sink is not None:
             self._sink.finished(now, job)
         if self._keep and job.arrival >= self._scenario.warmup:
@@ -81,6 +84,7 @@ class Simulation:
         self._workload.finished(now, job)
 
     def _send(self, now: float, prompt: Prompt) -> None:
+        self._open += 1
         number = self._routing.randrange(len(self.engines)) if prompt.engine is None else prompt.engine
         self.engines[number].arrive(now, prompt)
 
@@ -120,7 +124,7 @@ def simulate(scenario: Scenario, policy: str, known: Iterable[RequestRecord] = (
         scenario=scenario.title, policy=policy, seconds=seconds, rows=rows,
         bytes=simulation.link.bytes, ttft_bound=scenario.objective.ttft, tpot_bound=scenario.objective.tpot,
         states=auto.states() if auto else {}, changes=tuple(auto.changes) if auto else (),
-        leaked=auto.inflight() if auto else 0, wall_seconds=time.perf_counter() - began,
+        leaked=auto.inflight(_end(scenario)) if auto else 0, wall_seconds=time.perf_counter() - began,
     )  # fmt: skip
 
 

@@ -29,6 +29,10 @@ class Workload(Protocol):
         """Prompts that the remote store holds from the start."""
         ...
 
+    def over(self, now: float) -> bool:
+        """Whether no request comes any more by itself."""
+        ...
+
 
 def make(scenario: Scenario, rng: random.Random) -> Workload:
     """The workload of a scenario.
@@ -71,6 +75,10 @@ class Users:
     def known(self) -> Iterator[Sequence[int]]:
         """Every second conversation under way, so that there are hits and misses from the start."""
         return (_blocks(number, tokens, self._chunk) for number, tokens in self._users[::2])
+
+    def over(self, now: float) -> bool:
+        """At the scenario's end."""
+        return now >= self._end
 
     def turn(self) -> Prompt:
         """The next turn of some conversation."""
@@ -121,6 +129,10 @@ class Sessions:
         """What is each session's own."""
         return (_blocks(number, self._own, self._chunk) for number in range(self._spec.concurrency))
 
+    def over(self, now: float) -> bool:
+        """When every session has had its turns."""
+        return min(self._turns) >= self._spec.turns
+
     def _turn_of(self, number: int) -> Callable[[float], None]:
         return lambda now: self._turn(now, number)
 
@@ -167,6 +179,10 @@ class Recorded:
     def known(self) -> Iterator[Sequence[int]]:
         """The store starts empty."""
         return iter(())
+
+    def over(self, now: float) -> bool:
+        """After the last arrival."""
+        return not self._arrivals or now > self._arrivals[-1][0] / self._pace
 
 
 def _blocks(number: int, tokens: int, chunk: int) -> tuple[int, ...]:
