@@ -76,16 +76,17 @@ class Guarded:
     def opened(self, now: float, job: Job, *, fetch: bool) -> None:
         """A read is in flight: a fetch, or a lookup that itself moves the data; it should find what is usual."""
         pace = self.paces[job.engine]
-        costs, projected = pace.costs, 0.0
+        costs, projected, longest = pace.costs, 0.0, 0.0
         if fetch:
             size = job.matched * self._token_bytes
             projected = costs.fetch_seconds(size, pace.inflight_bytes) if costs is not None else 0.0
         elif self._capability.lookup_moves_data:
             size = int(costs.typical_tokens * self._token_bytes) if costs is not None else 0
-            projected = costs.lookup(size) if costs is not None else 0.0
+            if costs is not None:
+                projected, longest = costs.lookup(size), costs.lookup(job.prompt.tokens * self._token_bytes)
         else:
             return
-        pace.begin(2 * job.number + fetch, int(now * _NS), projected, size)
+        pace.begin(2 * job.number + fetch, int(now * _NS), projected, size, longest)
         job.inflight = pace.inflight
 
     def closed(self, now: float, job: Job, *, fetch: bool, ok: bool) -> None:
@@ -94,7 +95,8 @@ class Guarded:
         if not fetch:
             if self._capability.lookup_moves_data:
                 costs = pace.costs
-                projected = costs.lookup(job.matched * self._token_bytes) if costs is not None else 0.0
+                moved = job.matched + job.local if job.matched > 0 else 0  # what is held locally is sent, too
+                projected = costs.lookup(moved * self._token_bytes) if costs is not None else 0.0
                 pace.end(2 * job.number, at, ok=ok, projected=projected)
             if job.trickled and job.matched <= 0:  # it told nothing: the next may be the trickle
                 pace.last_trickle, job.trickled = job.trickled, 0

@@ -28,7 +28,7 @@ def mean(result: Result) -> float:
 
 @pytest.fixture(scope="module")
 def stepped() -> dict[str, Result]:
-    made = short("rtt-step", 130.0, 1, change(**{"at": 60, "for": 35, "rtt": "20ms"}))
+    made = short("rtt-step", 130.0, 2, change(**{"at": 60, "for": 35, "rtt": "20ms"}))
     return {policy: simulate(made, policy) for policy in ("always", "never", "auto")}
 
 
