@@ -54,6 +54,7 @@ class Engine:
             number, link, schedule, readers=scenario.connector.readers, timeout=scenario.connector.timeout
         )
         self.waiting = 0
+        self.loading = 0  # of those: their asynchronous load is under way
 
     def arrive(self, now: float, prompt: Prompt) -> Job:
         """A request comes in."""
@@ -165,9 +166,11 @@ class Engine:
                 continue
             self.batch.allocate(job)
             job.alloc = now
+            self.loading += 1
             self._fetch(now, job, lambda at, each=job: self._loaded(at, each))  # type: ignore[misc]
 
     def _loaded(self, now: float, job: Job) -> None:
+        self.loading -= 1
         if job.aborted:
             self.batch.free(job)
             self._allocate(now)
