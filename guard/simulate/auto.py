@@ -169,7 +169,8 @@ class Auto:
         reads, self._reads[number] = self._reads[number], []
         evidence = Evidence(
             cells=self._cells, objective=self._objective, rtt=self._rtt, reachable=self._reachable, inflight=inflight,
-            inflight_bytes=size, oldest_age=oldest, reads=reads, members=len(self._states), mix={name: n / seconds for name, n in mix.items()},
+            inflight_bytes=size, oldest_age=oldest, reads=reads,
+            members=len(self._states), mix={name: n / seconds for name, n in mix.items()},
             sharing_bytes=float(sum(each[1] for other, each in enumerate(self._inflight) if other != number)),
         )  # fmt: skip
         state = self._states[number]

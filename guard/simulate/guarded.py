@@ -128,8 +128,8 @@ class Guarded:
         engine = self._world.engines[job.engine]
         return Traffic(
             inflight=pace.inflight, inflight_bytes=pace.inflight_bytes, running=engine.batch.running,
-            waiting=max(0, engine.waiting - engine.loading - 1), backlog_tokens=engine.batch.backlog_tokens(), elapsed=now - job.arrival,
-            slowdown=pace.slowdown(at), overdue=pace.overdue(at),
+            waiting=max(0, engine.waiting - engine.loading - 1), backlog_tokens=engine.batch.backlog_tokens(),
+            elapsed=now - job.arrival, slowdown=pace.slowdown(at), overdue=pace.overdue(at),
         )  # fmt: skip
 
     def _decided(self, job: Job, directive: Directive | None, decision: Decision) -> None:
