@@ -153,7 +153,9 @@ def _pace(state: State, evidence: Evidence, costs: Costs, tuning: Tuning) -> flo
 def _expected(read: Read, evidence: Evidence, costs: Costs) -> float:
     """What the models say of a read, at the RTT of its time: an old one must not look fast because RTT rose since."""
     cell = evidence.cells[ALL]
-    kappa = sum(model.kappa for model in (cell.fetch, cell.lookup) if model is not None)
+    kappa = sum(
+        model.kappa + model.kappa_per_byte * read.bytes for model in (cell.fetch, cell.lookup) if model is not None
+    )
     now = rtt_of(evidence, cell)
     shift = kappa * (read.rtt - now) if read.rtt is not None else 0.0
     return costs.read_seconds(read.bytes, max(read.inflight - 1, 0) * read.bytes) + shift

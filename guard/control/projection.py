@@ -31,12 +31,12 @@ def coefficients(evidence: Evidence, pace: float = 1.0) -> Coefficients | None:
     numbers = {"bytes_per_token": cell.bytes_per_token}
     shared = fetch.seconds_per_inflight_byte * evidence.sharing_bytes
     numbers["seconds"] = (fetch.t0 + fetch.kappa * rtt + shared) * pace
-    numbers["per_byte"] = fetch.seconds_per_byte * pace
+    numbers["per_byte"] = (fetch.seconds_per_byte + fetch.kappa_per_byte * rtt) * pace
     numbers["per_inflight_byte"] = fetch.seconds_per_inflight_byte * pace
     spread = fetch.spread
     if lookup is not None:
         numbers["lookup_seconds"] = (lookup.t0 + lookup.kappa * rtt) * pace
-        numbers["lookup_per_byte"] = lookup.seconds_per_byte * pace
+        numbers["lookup_per_byte"] = (lookup.seconds_per_byte + lookup.kappa_per_byte * rtt) * pace
         spread = max(spread, lookup.spread)
     numbers["spread"] = spread
     # The interval of a mean of so many logs, as if they spread by a half: what is not measured well is not acted upon.
