@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test check contract bench policies chaos soak lab lab-env lab-test lab-bench lab-sweep shots wheel clean
+.PHONY: help run test check contract bench planted policies chaos soak lab lab-env lab-test lab-bench lab-sweep shots wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,6 +48,9 @@ chaos: $(VENV)/.installed ## 1,000 kills with -9 under concurrent switches; a mi
 
 soak: $(VENV)/.installed ## 30 minutes at 2,000 LLM requests a second: memory, drops, latency of directives
 	$(BIN)/python -m benchmarks.soak --minutes 30
+
+planted: $(VENV)/.installed ## Coverage and power of the estimator on planted data, 500 seeds a cell (minutes)
+	$(BIN)/python -m benchmarks planted --full
 
 contract: $(VENV)/.installed ## The hook against the real connector base of vLLM 0.26, 0.29 and 0.32 (downloads their wheels)
 	KVGUARD_CONTRACT=1 $(BIN)/python -m pytest tests/contract
