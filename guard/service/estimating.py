@@ -17,6 +17,7 @@ from guard.service.directives import Clock
 from guard.wire import Event, RequestRecord
 
 REFIT_SECONDS: Final = 3.0
+_PAUSE: Final = 9.0  # times what the last fit took: a tenth of a core at the most
 MAX_CELLS: Final = 256
 """Most rings of samples held, 0.8 MB each when full; the one that was silent longest makes room."""
 
@@ -87,9 +88,9 @@ class Estimating:
                     self._publish(_event(kind, cell, figure, side, self.fitted))
 
     async def run(self) -> None:
-        """Fits until cancelled, when there is something new; an error costs one fit."""
+        """Fits until cancelled, when there is something new and not for more than a tenth of the time."""
         while True:
-            await asyncio.sleep(REFIT_SECONDS)
+            await asyncio.sleep(max(REFIT_SECONDS, _PAUSE * self.seconds))
             if not self._changed:
                 continue
             self._changed = False
