@@ -203,13 +203,14 @@ def test_the_fleet_asks_for_confirmation(watched: Watched, url: str) -> None:
 
 def test_a_request_is_explained_on_click(watched: Watched) -> None:
     page = watched.page
-    page.locator("#requests button.request").first.click()
+    page.locator("#requests button.request:has(.road-remote)").first.click()
     dialog = page.locator("#request-dialog")
     expect(dialog.locator(".parts .part")).to_have_count(7)
     rows = dialog.locator(".parts-table tbody th").all_inner_texts()
     assert [row.strip() for row in rows] == ["intake", "queue", "lookup", "slot", "fetch", "resume", "prefill"]
     expect(dialog.locator(".words li").first).to_contain_text("of TTFT")
     expect(dialog).to_contain_text("measured")
+    expect(dialog.locator(".other")).to_contain_text("recompute instead: ")  # projected, or why it is not
     page.keyboard.press("Escape")
     page.locator("#find-id").fill("nobody<img src=x onerror=alert(1)>")
     page.locator("#find-id").press("Enter")
