@@ -35,11 +35,13 @@ def main() -> int:
         began = time.perf_counter()
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
         seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    peak = used.ru_maxrss * 1024
     report = json.loads(done.stdout)
     slower = {(row["class"], row["decision"]) for row in report["regressions"] if row["verdict"] == "slower"}
     right = slower == {(_class(_SLOWED), "remote")} and sum(row["n"] for row in report["days"]) == ROWS
     met = seconds <= GOAL_SECONDS and peak <= GOAL_BYTES and right
+    print(f"  {used.ru_utime + used.ru_stime:.1f} CPU-s, load average {os.getloadavg()[0]:.1f}")
     print(f"  {seconds:.1f} s (goal <= {GOAL_SECONDS:.0f}), peak {peak / 2**30:.2f} GiB (goal <= 2),", end=" ")
     print(f"planted regression {'found, no other' if right else f'NOT found: {sorted(slower)}'}:", end=" ")
     print("met" if met else "MISSED")
