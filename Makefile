@@ -20,7 +20,8 @@ run: $(VENV)/.installed ## The service on embedded defaults with simulated traff
 	$(BIN)/kvguard demo
 
 test: $(VENV)/.installed ## Unit, contract and service tests (no vLLM needed)
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto -m 'not quiet'
+	$(BIN)/python -m pytest -m quiet
 
 check: $(VENV)/.installed ## ruff, mypy --strict, import floors, generated files
 	$(BIN)/ruff check .

@@ -18,6 +18,8 @@ from alerts import __main__ as generate
 from alerts import alerting, planted, servers
 from alerts.servers import Page, Webhook
 
+pytestmark = pytest.mark.quiet
+
 SPEED = 30
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 PATIENCE = 90.0

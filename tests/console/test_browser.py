@@ -16,6 +16,8 @@ from guard.hook.directives import Directives
 from guard.simulate import traffic
 from guard.simulate.scenario import scaled
 
+pytestmark = pytest.mark.quiet
+
 ENGINE = "browser:8000/0"
 BACKEND = "lmcache-mp/resp"
 PATIENCE = 40_000  # ms; of a busy machine, not of the page

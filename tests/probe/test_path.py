@@ -13,6 +13,8 @@ from guard.probe.path import FILE, file_system
 from guard.probe.prober import Target
 from guard.probe.registry import make
 
+pytestmark = pytest.mark.quiet
+
 
 def prober(path: object):
     return make(Target(target=str(path), prober="path"))
