@@ -239,7 +239,7 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
         return _moved(replace(state, lost=lost), BYPASS, "trickle", now, tuning, evidence.rtt)
     if goods >= tuning.goods:
         # What was seen before the link healed is no evidence any more.
-        fresh = tuple(read for read in state.reads if read.at >= state.since)
+        fresh = tuple(read for read in state.reads if read.at - read.seconds >= state.since)
         return _moved(replace(state, reads=fresh, failures=()), OPEN, "healed", now, tuning)
     return state if goods == state.goods else replace(state, goods=goods)
 

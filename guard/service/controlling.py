@@ -165,7 +165,10 @@ class Controlling:
         live = {key for members in pools.values() for key, _ in members}
         for key in [each for each in self.units if each not in live]:
             del self.units[key]
-        self._changed |= any(unit.state.sent or unit.state.name != OPEN for unit in self.units.values()) and changed
+        self._changed |= (
+            any((unit.state.sent and unit.state.sent.fetch) or unit.state.name != OPEN for unit in self.units.values())
+            and changed
+        )
         return changed
 
     def save(self) -> dict[str, Any] | None:

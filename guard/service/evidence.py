@@ -53,9 +53,9 @@ class Gathered:
     would_gain: float = 0.0  # seconds that refusing them would have gained, as projected
 
     def flight(self, now: float) -> tuple[int, int, float]:
-        """Reads in flight now, their bytes, and the age of the oldest."""
+        """Reads in flight, their bytes, and the age of the oldest, as last told: the hook may not tell every end."""
         live = [each for each in self.flights.values() if now - each.at <= FRESH_SECONDS]
-        oldest = max((each.oldest + now - each.at for each in live if each.oldest > 0.0), default=0.0)
+        oldest = max((each.oldest for each in live), default=0.0)
         return sum(each.count for each in live), sum(each.size for each in live), oldest
 
     def rates(self, now: float) -> dict[str, float]:

@@ -1,0 +1,226 @@
+"""The controllers in the service: evidence gathered, plans made, told and kept. No HTTP, a clock by hand."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from guard import semconv
+from guard.control.shapes import Plan
+from guard.estimate.shapes import Cell, FetchModel, LookupModel, PrefillModel
+from guard.history.ledger import Override
+from guard.service import offload
+from guard.service.controlling import Controlling, gauges
+from guard.service.directives import Clock
+from guard.slo.objective import Objective, Objectives
+from guard.wire import Event, FetchRecord, RequestRecord
+
+CELL = Cell(
+    model="m", backend="b", class_="all", n=500, bytes_per_token=1000.0,
+    fetch=FetchModel(t0=0.05, kappa=30.0, spread=0.05, n=500),
+    lookup=LookupModel(t0=0.001, hit_probability=0.9, expected_tokens=3800, n=500),
+    prefill=PrefillModel(a=0.0, b=1e-4, spread=0.05, n=500),
+    rtt_floor=1e-4, rtt_now=1e-4, reference_tokens=4000, reference_matched=3800,
+)  # fmt: skip
+
+
+class Bench:
+    """One service's controllers; `rtt` and `answers` are what probes say."""
+
+    def __init__(self, *objectives: Objective, kept: dict[str, Any] | None = None, engines: int = 1) -> None:
+        self.now, self.rtt, self.answers = 1000.0, 1e-4, True
+        self.cells: tuple[Cell, ...] = (CELL,)
+        self.events: list[Event] = []
+        self.counts: list[tuple[str, ...]] = []
+        self.engines = [(f"e{number}", "m", ("b",)) for number in range(engines)]
+        self.serial = 0
+        self.made = Controlling(
+            Clock(lambda: self.now + 1e9, lambda: self.now), lambda: Objectives(objectives), cells=lambda: self.cells,
+            link=lambda _: (self.rtt, self.answers), publish=self.events.append,
+            count=lambda metric, *labels, **_: self.counts.append((metric.name, *labels)), kept=kept,
+        )  # fmt: skip
+
+    def step(self, seconds: float = 0.25) -> bool:
+        self.now += seconds
+        return self.made.step(self.engines)
+
+    def run(self, seconds: float) -> int:
+        return sum(self.step() for _ in range(int(seconds * 4)))
+
+    def plan(self, engine: str = "e0") -> Plan:
+        found = self.made.plan(engine, "b")
+        assert found is not None
+        return found
+
+    def request(self, engine: str = "e0", seconds: float = 0.05, outcome: str = "ok", **changed: Any) -> RequestRecord:
+        self.serial += 1
+        fetch = FetchRecord(
+            span_id=f"f{self.serial}", attempt=1, start_ns=0, seconds=seconds, outcome=outcome, tokens=3800,
+            bytes=3_800_000, inflight=1,
+        )  # fmt: skip
+        values: dict[str, Any] = {
+            "internal_id": "i", "request_id": "r", "trace_id": "t", "span_id": f"s{self.serial}", "engine_id": engine,
+            "model": "m", "backend": "b", "class_": "2k-4k/c0-4", "arrival_ns": 0, "prompt_tokens": 4000,
+            "tokens_local": 0, "tokens_matched": 3800, "tokens_loaded": 3800, "tokens_computed": 200,
+            "ttft": 0.02 + seconds, "intake": 0.0, "queue": 0.0, "lookup": 0.001, "slot": 0.0, "fetch": seconds,
+            "resume": 0.0, "prefill": 0.02, "residual": 0.0, "exposed_wait": seconds, "decision": "remote",
+            "reason": "auto", "fetches": [fetch], "rtt": self.rtt,
+        }  # fmt: skip
+        record = RequestRecord(**{**values, **changed})
+        self.made.take(record)
+        self.made.judge(record)
+        return record
+
+
+def test_a_steady_engine_is_asked_once_and_not_woken_again() -> None:
+    bench = Bench()
+    assert bench.step()
+    assert bench.plan().state == "open"
+    bench.run(5)
+    for number in range(400):
+        bench.request(seconds=0.05 * (1 + 0.05 * (-1) ** number))
+        bench.step()
+    assert bench.plan().state == "open"
+    changes = sum(bench.step() for _ in range(40))
+    assert changes == 0
+    assert bench.events == []
+
+
+def test_a_link_that_loses_is_told_with_its_evidence_and_comes_back() -> None:
+    bench = Bench()
+    bench.run(5)
+    bench.rtt = 0.05
+    bench.run(5)
+    assert bench.plan().state == "bypass"
+    (event,) = [one for one in bench.events if one.evidence["to"] == "bypass"]
+    assert (event.kind, event.scope) == (semconv.EVENT_CONTROLLER, "engine:e0")
+    assert event.evidence["rtt"] == 0.05
+    assert event.evidence["best"] > 1.15
+    bench.rtt = 1e-4
+    bench.run(1)
+    assert bench.plan().state == "half-open"
+    for _ in range(2):
+        bench.request(reason="trickle")
+        bench.step()
+    assert bench.plan().state == "open"
+
+
+def test_a9_one_sick_engine_of_eight_is_alone_in_bypass() -> None:
+    bench = Bench(engines=8)
+    bench.run(3)
+    for _ in range(8):
+        for number in range(8):
+            if number == 3:
+                bench.request("e3", outcome="failed")
+            else:
+                bench.request(f"e{number}")
+        bench.step()
+    states = {name: bench.plan(name).state for name, _, _ in bench.engines}
+    assert states.pop("e3") == "bypass"
+    assert set(states.values()) == {"open"}
+
+
+def test_a_read_in_flight_that_does_not_end_stops_others_and_a_silent_hook_does_not() -> None:
+    bench = Bench()
+    bench.run(3)
+    bench.made.hook("e0", ("p",), {semconv.HOOK_READS: json.dumps({"b": [2, 5000, 3.0]})})
+    bench.step()
+    assert (bench.plan().state, bench.plan().reason) == ("bypass", "stalled")
+    found = {metric.name: value for metric, labels, value in gauges(bench.made) if labels[:3] == ("m", "e0", "b")}
+    assert found["kvguard_kv_fetch_inflight"] == 2.0
+    assert found["kvguard_kv_fetch_oldest_age_seconds"] == 3.0
+    other = Bench()
+    other.run(3)
+    other.made.hook("e0", ("p",), {semconv.HOOK_READS: json.dumps({"b": [2, 5000, 0.01]})})
+    other.run(10)  # nothing was heard of the hook since
+    assert other.plan().state == "open"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"b": [1]}', '{"b": ["x", 1, 2]}', '{"b": [-1, 0, 0]}', 7, "NaN"])
+def test_what_a_hook_tells_and_cannot_be_read_is_left_out(text: object) -> None:
+    bench = Bench()
+    bench.made.hook("e0", ("p",), {semconv.HOOK_READS: text})  # type: ignore[dict-item]
+    bench.run(2)
+    assert bench.made.flight(("e0", "b")) == (0, 0, 0.0)
+
+
+def test_an_objective_that_neither_road_meets_takes_the_cheaper_and_is_told_once() -> None:
+    bench = Bench(Objective(ttft_seconds=0.01))
+    bench.run(10)
+    assert bench.plan().state == "open"  # remote is the cheaper one
+    (event,) = bench.events
+    assert (event.kind, event.evidence["attainable"], event.evidence["source"]) == ("sla", False, "projected")
+    easy = Bench(Objective(ttft_seconds=5.0))
+    easy.run(10)
+    assert easy.events == []
+
+
+def test_requests_are_counted_against_their_objective() -> None:
+    bench = Bench(Objective(ttft_seconds=0.1))
+    bench.run(1)
+    bench.request()
+    bench.request(seconds=0.5)
+    bench.request(ttft=None, aborted=True)
+    outcomes = [labels[-1] for labels in bench.counts if labels[0] == "kvguard_sla_requests_total"]
+    assert outcomes == ["met", "missed"]
+    stood = bench.made.standing(("e0", "b"), Objective(ttft_seconds=0.1))
+    assert (stood.met, stood.missed) == (1, 1)
+
+
+def test_observe_tells_what_auto_would_have_gained() -> None:
+    bench = Bench()
+    bench.run(1)
+    bench.request(seconds=1.0, reason="would-projected")
+    bench.request(reason="observe")
+    held = bench.made.gathered.of(("e0", "b"))
+    assert held.would == 1
+    assert held.would_gain == pytest.approx(1.001 - 0.38)
+
+
+def test_a_restart_in_mid_throttle_goes_on_without_a_jump() -> None:
+    bench = Bench()
+    bench.run(5)
+    bench.rtt = 0.05
+    bench.run(6)
+    kept = bench.made.save()
+    assert kept is not None
+    again = Bench(kept=json.loads(json.dumps(kept)))
+    again.rtt = 0.05
+    again.step()
+    assert again.plan().state == "bypass"
+    assert again.plan().coefficients == bench.plan().coefficients
+    assert again.events == []
+
+
+def test_without_cells_nothing_is_asked_and_nothing_kept() -> None:
+    bench = Bench()
+    bench.cells = ()
+    bench.run(5)
+    plan = bench.plan()
+    assert (plan.state, plan.coefficients.fetch, plan.reads.share) == ("open", {}, 1.0)
+    assert bench.made.save() is None
+
+
+def override(mode: str) -> Override:
+    return Override(
+        scope="fleet", mode=mode, stores=True, on_lease_expiry="open", expires_at=None, reason="", who="ann", since=0.0
+    )
+
+
+def test_on_and_off_are_the_operators_word_and_observe_carries_the_plan() -> None:
+    bench = Bench()
+    bench.run(5)
+    bench.rtt = 0.05
+    bench.run(5)
+    made = {
+        mode: offload.directive("e0", "b", override(mode), 0.0, bench.plan())
+        for mode in ("on", "off", "auto", "observe")
+    }
+    assert (made["on"].state, made["on"].costs, made["on"].reads.share) == ("open", None, 1.0)
+    assert (made["off"].mode, made["off"].costs) == ("off", None)
+    assert (made["auto"].state, made["auto"].reads.share) == ("bypass", 0.0)
+    assert (made["observe"].state, made["observe"].mode) == ("bypass", "observe")
+    assert made["auto"].costs is not None
+    moved = replace(bench.plan(), reason="other")
+    assert offload.directive("e0", "b", None, 0.0, moved).id != made["auto"].id
