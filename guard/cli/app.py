@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from guard import __version__
-from guard.cli import offload, probe, probes
+from guard.cli import experiment, offload, probe, probes
 from guard.cli.errors import FAILED, USAGE, fail
 from guard.cli.options import DEFAULT_ENDPOINT, CaFile, Endpoint, Json, TokenFile
 
@@ -34,6 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(offload.app, name="offload")
+app.command("experiment")(experiment.experiment)
 probes.app.command(probes.DEFAULT_COMMAND)(probe.measure)
 app.add_typer(probes.app, name="probe")
 

@@ -25,7 +25,7 @@ Expiry = Annotated[
 _HELP = {
     "on": "Read from the remote tier whatever it holds.",
     "off": "Stop reading from the remote tier.",
-    "auto": "Let the controller decide (as `on` until it exists).",
+    "auto": "Let the controller decide.",
     "observe": "Read as `on`, and report what auto would have done.",
 }
 

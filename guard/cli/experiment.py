@@ -1,0 +1,108 @@
+"""`kvguard experiment`: remote reads on and off in turn on live traffic, and the difference with its interval."""
+
+import random
+import time
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from guard.cli.client import Client
+from guard.cli.errors import USAGE, fail
+from guard.cli.options import DEFAULT_ENDPOINT, CaFile, Endpoint, Json, TokenFile, duration
+from guard.cli.show import console, dump, seconds, table
+from guard.control.switchback import Block, Effect, effect, order
+
+MARGIN = 60.0
+"""Seconds that a switch outlives its block: if this command dies the switch ends by itself."""
+
+
+def experiment(
+    scope: Annotated[str, typer.Option(help="fleet, model:NAME, backend:NAME or engine:ID.")] = "fleet",
+    pairs: Annotated[int, typer.Option(min=3, max=500, help="Pairs of blocks, one on and one off each.")] = 10,
+    block: Annotated[str, typer.Option(help="Length of a block: 60s, 5m.")] = "60s",
+    washout: Annotated[str, typer.Option(help="Start of each block that does not count.")] = "10s",
+    seed: Annotated[int | None, typer.Option(help="Fixes the order of the blocks.", show_default=False)] = None,
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    token_file: TokenFile = None,
+    ca_file: CaFile = None,
+    as_json: Json = False,
+) -> None:
+    """Compare remote reads on and off on live traffic by a switchback; Ctrl-C puts back what was in force.
+
+    Requests of the off blocks recompute: choose a scope that may. The answer is mean TTFT with reads over without,
+    by what was asked for when a request arrived, with a 95 % interval over pairs of blocks.
+    """
+    length, wash = duration(block), duration(washout)
+    if wash >= length:
+        fail("--washout must be shorter than --block", code=USAGE)
+    with Client(endpoint, token_file, ca_file) as client:
+        before, began = _in_force(client, scope), time.monotonic()
+        blocks: list[Block] = []
+        try:
+            for number, (pair, arm) in enumerate(order(pairs, random.Random(seed))):  # noqa: S311
+                _switch(client, scope, arm, length + MARGIN, f"experiment, block {number + 1} of {2 * pairs}")
+                if not as_json:
+                    typer.echo(f"block {number + 1} of {2 * pairs}: {arm} for {length:g} s", err=True)
+                time.sleep(length)
+                blocks.append(_measured(client, scope, pair, arm, length - wash))
+        except KeyboardInterrupt:
+            pass  # what was measured so far is told
+        finally:
+            _put_back(client, scope, before, time.monotonic() - began)
+    _show(effect(blocks), blocks, scope, as_json=as_json)
+
+
+def _in_force(client: Client, scope: str) -> dict[str, Any] | None:
+    overrides = client.get("/v1/offload")["overrides"]
+    return next((item for item in overrides if item["scope"] == scope), None)
+
+
+def _switch(client: Client, scope: str, mode: str, ttl: float, reason: str) -> None:
+    body = {"mode": mode, "ttl_seconds": ttl, "reason": reason, "on_lease_expiry": "open"}
+    answer = client.call("PUT", f"/v1/offload/{quote(scope)}", params={"wait": 5}, body=body, wait=5)
+    if answer["pending"]:
+        fail(f"not applied by {', '.join(answer['pending'][:5])}", "see: kvguard status")
+    if answer["shadowed"]:
+        fail("a switch of a narrower scope holds for some engines", "clear it, or choose its scope")
+
+
+def _put_back(client: Client, scope: str, before: dict[str, Any] | None, elapsed: float) -> None:
+    path = f"/v1/offload/{quote(scope)}"
+    left = before["ttl_seconds"] - elapsed if before and before["ttl_seconds"] is not None else None
+    if before is None or (left is not None and left <= 0.0):
+        client.call("DELETE", path, params={"reason": "experiment over"})
+        return
+    keys = ("mode", "stores", "on_lease_expiry", "reason")
+    client.call("PUT", path, body={**{key: before[key] for key in keys}, "ttl_seconds": left})
+
+
+def _measured(client: Client, scope: str, pair: int, arm: str, span: float) -> Block:
+    kind, _, name = scope.partition(":")
+    params = {"since_seconds": span, **({kind: name} if name else {})}
+    groups = client.get("/v1/correlation", params)["groups"]
+    n = sum(group["n"] for group in groups)
+    total = sum(group["n"] * group["ttft"]["mean"] for group in groups if group["n"])
+    return Block(pair=pair, arm=arm, n=n, ttft=total / n if n else None)
+
+
+def _show(found: Effect, blocks: list[Block], scope: str, *, as_json: bool) -> None:
+    if as_json:
+        dump(
+            {
+                "scope": scope, "verdict": found.verdict, "ratio": found.ratio, "low": found.low, "high": found.high,
+                "pairs": found.pairs, "requests": found.requests, "reason": found.reason, "source": "measured",
+                "blocks": [{"pair": one.pair, "arm": one.arm, "n": one.n, "ttft": one.ttft} for one in blocks],
+            }
+        )  # fmt: skip
+        return
+    out = console()
+    rows = [(str(one.pair + 1), one.arm, str(one.n), seconds(one.ttft)) for one in blocks]
+    out.print(table(("pair>", "reads", "requests>", "mean TTFT>"), rows, title=f"Switchback on {scope}"))
+    if found.ratio is None:
+        out.print(f"insufficient data: {found.reason}")
+        return
+    out.print(
+        f"TTFT with remote reads is {found.ratio:.3f} x that without, 95 % interval {found.low:.3f} to {found.high:.3f}"
+        f" ({found.pairs} pairs, {found.requests} requests, measured): remote reads: {found.verdict}"
+    )
