@@ -92,9 +92,9 @@ class Costs:
     """Coefficients, checked and made ready for the hot path."""
 
     __slots__ = (
-        "a", "b", "bound", "bytes_per_token", "classes", "d", "default", "doubt", "fetch_mean", "fetch_tail", "load",
-        "lookup_per_byte", "lookup_seconds", "only", "per_byte", "per_inflight_byte", "percentile", "prefill_mean",
-        "prefill_ratio", "seconds",
+        "a", "b", "bound", "bounded", "bytes_per_token", "classes", "d", "default", "doubt", "fetch_mean", "fetch_tail",
+        "load", "lookup_per_byte", "lookup_seconds", "only", "per_byte", "per_inflight_byte", "percentile",
+        "prefill_mean", "prefill_ratio", "seconds",
     )  # fmt: skip
 
     def __init__(
@@ -130,6 +130,7 @@ class Costs:
         self.classes = {name: self._class(name, value) for name, value in (classes or {}).items()}
         self.default = self.classes.get("all")
         self.only = self.default if len(self.classes) == 1 else None
+        self.bounded = any(each.bound != self.bound for each in self.classes.values())
 
     @property
     def typical_tokens(self) -> float:

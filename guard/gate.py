@@ -160,11 +160,13 @@ def admit_load(
     costs = directive.costs
     if not reason and costs is not None and prompt_tokens > 0:
         size = matched_bytes or matched_tokens * costs.bytes_per_token
-        expected = costs.only or costs.classes.get(class_of(prompt_tokens, traffic.running)) or costs.default
+        bound = costs.bound
+        if costs.bounded:
+            expected = costs.classes.get(class_of(prompt_tokens, traffic.running)) or costs.default
+            bound = expected.bound if expected is not None else bound
         reason = costs.loses_load(
-            prompt_tokens, local_tokens, matched_tokens, size, traffic, capability.load == LOAD_SYNC,
-            expected.bound if expected is not None else costs.bound,
-        )  # fmt: skip
+            prompt_tokens, local_tokens, matched_tokens, size, traffic, capability.load == LOAD_SYNC, bound
+        )
         if reason and (traffic.overdue or traffic.slowdown > 1.0):
             reason = STALLED
     return _verdict(mode, reason or _drawn(directive, draw), _DECLINE, trickle_due)

@@ -64,6 +64,8 @@ class Tuning:
 
 
 DEFAULT: Final = Tuning()
+HEALED: Final = "healed"
+PROGRESS: Final = "progress"
 UNREACHABLE: Final = 1e9
 """Stands for the RTT, seconds, of a store that does not answer: any that does is a healed one."""
 
@@ -186,7 +188,8 @@ def _while_open(
     against = _against(state, evidence, now, tuning, costs)
     if against:
         return _moved(state, BYPASS, against, now, tuning, evidence.rtt)
-    losing = "sla" if projection.sla else "projected" if projection.best > tuning.enter else ""
+    doubt = costs.doubt if costs is not None else 1.0
+    losing = "sla" if projection.sla else "projected" if projection.best > tuning.enter * doubt else ""
     if not losing:
         return state if state.against_since is None else replace(state, against_since=None)
     since = now if state.against_since is None else state.against_since
@@ -203,15 +206,17 @@ def _while_bypass(state: State, evidence: Evidence, now: float, tuning: Tuning, 
         return state
     rtt, floor = evidence.rtt, evidence.cells[ALL].rtt_floor if ALL in evidence.cells else None
     if rtt is not None and state.rtt is not None and rtt < tuning.fallen * state.rtt:
-        return _moved(state, HALF_OPEN, "healed", now, tuning)
+        return _moved(state, HALF_OPEN, HEALED, now, tuning)
     waited = state.reason == "stalled" or state.lost > 0.0
     if waited and evidence.oldest_age == 0.0 and any(_released(read, state) for read in evidence.reads):
-        return _moved(state, HALF_OPEN, "progress", now, tuning)
+        return _moved(state, HALF_OPEN, PROGRESS, now, tuning)
     # Where RTT itself makes reads lose, or is raised and may be what does, it is waited for: a try now and then only.
     raised = rtt is not None and floor is not None and rtt > floor / tuning.fallen
     losing = rtt is not None and idle is not None and project(evidence, idle).best > tuning.leave
     patience = tuning.backoff_limit if raised or losing else state.backoff
-    return _moved(state, HALF_OPEN, "try", now, tuning) if now - state.since >= patience else state
+    if now - state.since >= patience:
+        return _moved(state, HALF_OPEN, "try", now, tuning)
+    return replace(state, rtt=rtt) if rtt is not None and rtt > (state.rtt or 0.0) else state  # it may rise after
 
 
 def _released(read: Read, state: State) -> bool:
@@ -237,7 +242,7 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
         lost = age if age > late and (now - age >= state.since or now - state.since > late + 3.0) else 0.0
     if lost or evidence.reachable is False:
         return _moved(replace(state, lost=lost), BYPASS, "trickle", now, tuning, evidence.rtt)
-    if goods >= tuning.goods:
+    if goods >= (1 if state.reason in (HEALED, PROGRESS) else tuning.goods):
         # What was seen before the link healed is no evidence any more.
         fresh = tuple(read for read in state.reads if read.at - read.seconds >= state.since)
         return _moved(replace(state, reads=fresh, failures=()), OPEN, "healed", now, tuning)
