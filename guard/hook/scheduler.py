@@ -202,9 +202,12 @@ class SchedulerSide:
         if leg.reading:
             leg.reading = False
             costs = pace.costs
-            moved = tokens + local if tokens > 0 else 0  # the store sends what vLLM holds itself, too
-            projected = costs.lookup(moved * self.backend.token_bytes) if costs is not None else 0.0
-            pace.end(leg.span_id, leg.end, projected=projected)
+            if tokens <= 0:
+                pace.forget(leg.span_id)  # a miss takes as long as a step of the engine: no word about the link
+            else:
+                moved = tokens + local  # the store sends what vLLM holds itself, too
+                projected = costs.lookup(moved * self.backend.token_bytes) if costs is not None else 0.0
+                pace.end(leg.span_id, leg.end, projected=projected)
         if leg.trickled and tokens <= 0:  # it told nothing: the next may be the trickle
             pace.last_trickle, leg.trickled = leg.trickled, 0
 

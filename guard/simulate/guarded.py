@@ -95,9 +95,12 @@ class Guarded:
         if not fetch:
             if self._capability.lookup_moves_data:
                 costs = pace.costs
-                moved = job.matched + job.local if job.matched > 0 else 0  # what is held locally is sent, too
+                moved = job.matched + job.local  # what is held locally is sent, too
                 projected = costs.lookup(moved * self._token_bytes) if costs is not None else 0.0
-                pace.end(2 * job.number, at, ok=ok, projected=projected)
+                if job.matched <= 0 and ok:
+                    pace.forget(2 * job.number)  # as in the hook: a miss is as long as a step of the engine
+                else:
+                    pace.end(2 * job.number, at, ok=ok, projected=projected)
             if job.trickled and job.matched <= 0:  # it told nothing: the next may be the trickle
                 pace.last_trickle, job.trickled = job.trickled, 0
             return
