@@ -18,6 +18,7 @@ Models of few samples are believed against reading only beyond their `doubt`.
 """
 
 import math
+import sys
 from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any, Final, NamedTuple
@@ -30,6 +31,7 @@ _FETCH: Final = (
 _PREFILL: Final = ("a", "b", "d", "load", "spread")
 _CLASS: Final = ("hit", "tokens", "ttft_seconds")
 _SPREAD_LIMIT: Final = 3.0
+_LARGEST: Final = sys.float_info.max  # JSON's integers have no end
 
 
 class Traffic(NamedTuple):
@@ -250,6 +252,6 @@ def _number(where: str, data: Mapping[str, Any], key: str, default: float = 0.0)
     value = data.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value <= _LARGEST:
         raise WireError(f"{where}.{key}: not a finite number of 0 or more")
     return float(value)

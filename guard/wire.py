@@ -1,6 +1,6 @@
 """Shapes that cross a process or a folder: spans, directives, joined requests. Standard library only."""
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,7 +152,7 @@ class Directive:
             on_lease_expiry=_choice(data, "on_lease_expiry", semconv.LEASE_EXPIRY, semconv.LEASE_OPEN),
             ttl_seconds=None
             if data.get("ttl_seconds") is None
-            else _number(data, "ttl_seconds", 0.0, low=0.0, high=math.inf),
+            else _number(data, "ttl_seconds", 0.0, low=0.0, high=sys.float_info.max),
         )
 
 

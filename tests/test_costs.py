@@ -113,6 +113,7 @@ def test_the_gate_decides_as_the_comparison_says(prompt, share, hit, at, sync, b
         ({"seconds": math.nan}, PREFILL, {}, "fetch.seconds"),
         ({"seconds": "1"}, PREFILL, {}, "fetch.seconds"),
         (FETCH, {"b": math.inf}, {}, "prefill.b"),
+        (FETCH, {"b": 10**400}, {}, "prefill.b"),  # JSON can say it, a float cannot hold it
         (FETCH, PREFILL, {"percentile": 1.0}, "sla.percentile"),
         (FETCH, PREFILL, {"ttft_seconds": True}, "sla.ttft_seconds"),
     ],

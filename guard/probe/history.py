@@ -48,7 +48,9 @@ class Track:
         """The idle RTT at Unix time `at`, seconds; None where nothing was measured around it."""
         found: float | None = None
         taken = 0
-        for time, sample in reversed(self.rounds):  # what is asked for lies near the end
+        for time, sample in reversed(
+            tuple(self.rounds)
+        ):  # what is asked for lies near the end; a scrape's thread asks too
             if time > at + self.target.interval:
                 continue
             if time < at - 2 * IDLE_ROUNDS * self.target.interval or taken > IDLE_ROUNDS:

@@ -22,6 +22,10 @@ HELD_SECONDS: Final = 30.0
 HELD_REQUESTS: Final = 20_000
 """Most requests of each of the two generations; under more load they are taken younger."""
 
+MAX_YOUNG: Final = 5 * HELD_REQUESTS
+"""Most requests that are held while the work before them is under way; a disk may hang. Those beyond are lost and
+counted."""
+
 MAX_ROWS: Final = 1_000_000
 """Rows that wait for a disk that refuses; beyond it the oldest are lost and counted."""
 
@@ -69,8 +73,10 @@ class Archiving:
 
     def add(self, record: RequestRecord) -> None:
         """Takes a joined request; it may be amended for a while yet."""
-        if self._archive:
+        if self._archive and len(self._young) < MAX_YOUNG:
             self._young.append(record)
+        elif self._archive:
+            self._count("lost", 1)
 
     def flush(self) -> None:
         """Begins the work that is due, unless some is under way."""

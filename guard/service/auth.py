@@ -103,7 +103,11 @@ class Tokens:
 
 def _from_here(request: Request, scope: Scope) -> None:
     """Without tokens the service listens on loopback; a web page that another name leads here must not switch."""
-    name = urlsplit(f"//{request.headers.get('host', '')}").hostname
+    host = request.headers.get("host", "")
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:  # a bracket without its other half
+        name = host
     if scope == "admin" and name and not is_loopback(name):
         raise Problem(403, f"host {name[:80]!r} is not this machine: use 127.0.0.1 or localhost, or configure tokens")
 

@@ -56,6 +56,9 @@ def _foreign(scope: Scope) -> bool:
     if site is not None:
         return site not in (b"same-origin", b"none")
     origin = headers.get(b"origin")
-    return origin is not None and urlsplit(origin.decode("latin-1")).netloc != headers.get(b"host", b"").decode(
-        "latin-1"
-    )
+    if origin is None:
+        return False
+    try:
+        return urlsplit(origin.decode("latin-1")).netloc != headers.get(b"host", b"").decode("latin-1")
+    except ValueError:  # a bracket without its other half
+        return True

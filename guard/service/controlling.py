@@ -165,6 +165,7 @@ class Controlling:
         live = {key for members in pools.values() for key, _ in members}
         for key in [each for each in self.units if each not in live]:
             del self.units[key]
+        self._pools = {backend: pool for backend, pool in self._pools.items() if backend in pools}
         self._changed |= (
             any((unit.state.sent and unit.state.sent.fetch) or unit.state.name != OPEN for unit in self.units.values())
             and changed
@@ -193,11 +194,10 @@ class Controlling:
             return False
         cells = self._by_backend.get((model, key[1]), {})
         objective, classes = self.objectives.for_model(model)
-        reads, held.reads = held.reads, []
         evidence = Evidence(
             cells=cells, objective=objective, class_objectives=classes,
             rtt=link[0], reachable=link[1],
-            inflight=count, inflight_bytes=size, oldest_age=oldest, reads=tuple(reads), mix=held.rates(now),
+            inflight=count, inflight_bytes=size, oldest_age=oldest, reads=held.taken(), mix=held.rates(now),
             max_inflight=part, members=members,
         )  # fmt: skip
         before = unit.plan

@@ -77,6 +77,8 @@ class Estimating:
         """Makes these the cells and tells which points RTT has crossed; runs in the event loop."""
         self._cells = tuple(cells)
         self.fitted = self._clock.wall()
+        there = {(cell.model, cell.backend, cell.class_) for cell in cells}
+        self._crossings = {key: held for key, held in self._crossings.items() if key[:3] in there}
         for cell in cells:
             if cell.pooled:
                 continue  # the pool tells for it

@@ -22,6 +22,9 @@ FRESH_SECONDS: Final = 3.0
 
 MIX_SECONDS: Final = 30.0
 KEYS_LIMIT: Final = 20_000
+READS_KEPT: Final = 1024
+"""Reads of one engine and backend that wait for the controller; it never asks for those of an engine without polls."""
+
 ERRORS_KEPT: Final = 256
 _SEEN_LIMIT: Final = 20_000
 _CHOICES: Final = ("remote", "recompute")
@@ -42,7 +45,7 @@ class Gathered:
     """What was gathered of one engine and backend since the controller last asked, and what stays."""
 
     model: str = ""
-    reads: list[Read] = field(default_factory=list)
+    reads: deque[Read] = field(default_factory=lambda: deque(maxlen=READS_KEPT))
     flights: dict[tuple[str, ...], Flight] = field(default_factory=dict)  # by process
     mix: dict[str, float] = field(default_factory=dict)  # class -> requests, faded
     mixed_at: float = 0.0
@@ -54,9 +57,16 @@ class Gathered:
 
     def flight(self, now: float) -> tuple[int, int, float]:
         """Reads in flight, their bytes, and the age of the oldest, as last told: the hook may not tell every end."""
-        live = [each for each in self.flights.values() if now - each.at <= FRESH_SECONDS]
+        told = list(self.flights.values())  # a scrape asks on another thread
+        live = [each for each in told if now - each.at <= FRESH_SECONDS]
         oldest = max((each.oldest for each in live), default=0.0)
         return sum(each.count for each in live), sum(each.size for each in live), oldest
+
+    def taken(self) -> tuple[Read, ...]:
+        """The reads since this was last asked."""
+        reads = tuple(self.reads)
+        self.reads.clear()
+        return reads
 
     def rates(self, now: float) -> dict[str, float]:
         """Requests per second by class over about the last `MIX_SECONDS`."""
@@ -82,6 +92,7 @@ class Gatherer:
     def __init__(self) -> None:
         self.found: OrderedDict[Key, Gathered] = OrderedDict()
         self._counted: OrderedDict[str, int] = OrderedDict()  # request's span -> fetches of it that were taken
+        self._told: OrderedDict[tuple[str, ...], tuple[str, ...]] = OrderedDict()  # process -> backends it told of
 
     def of(self, key: Key) -> Gathered:
         """What there is of an engine and backend, made when it is new."""
@@ -115,9 +126,14 @@ class Gatherer:
         told = _parse(text)
         if told is None:
             return
-        for (engine, backend), held in self.found.items():
-            if engine == engine_id and backend not in told:
-                held.flights.pop(process, None)
+        for backend in self._told.pop((engine_id, *process), ()):
+            gone = self.found.get((engine_id, backend))
+            if gone is not None and backend not in told:
+                gone.flights.pop(process, None)
+        if told:
+            self._told[(engine_id, *process)] = tuple(told)
+            while len(self._told) > KEYS_LIMIT:
+                self._told.popitem(last=False)
         for backend, (count, size, oldest) in told.items():
             held = self.of((engine_id, backend))
             held.flights[process] = Flight(now, int(count), int(size), oldest)

@@ -215,6 +215,7 @@ BAD: dict[str, Reply | Exception] = {
     "another engine": answer(directive("on"), engine_id="10.0.0.2:8000/0"),
     "unknown mode": answer(directive("sideways")),
     "lease NaN": answer(directive("on", lease_seconds=float("nan"))),
+    "ttl beyond numbers": answer(directive("off", ttl_seconds=10**400)),
     "lease of ages": answer(directive("on", lease_seconds=1e9)),
     "no list": answer(directives={}),
     "evil tag": answer(directive("on"), etag='"a"\r\nX-Evil: 1'),

@@ -80,3 +80,19 @@ def test_memory_is_bounded():
     for at in range(5000):
         track.add(float(at), sample(1e-3))
     assert len(track.rounds) == 900
+
+
+def test_a_scrape_may_ask_while_rounds_come_in():
+    """The event loop adds rounds while a scrape's thread reads them; here one comes at the worst moment."""
+    track = Track(Target(target="h:1", prober="resp"))
+
+    class Meanwhile:
+        sent = 1
+
+        @property
+        def rtts(self):
+            track.rounds.append((3.0, sample(5e-3)))
+            return (1e-3,)
+
+    track.rounds.extend(((1.5, sample(2e-3)), (2.0, Meanwhile())))
+    assert track.idle(2.5) == 1e-3

@@ -82,6 +82,19 @@ async def test_a_disk_that_refuses_costs_the_oldest_rows_and_is_told(
     assert counted[3:] == [("lost", 2), ("written", 4)]
 
 
+async def test_a_disk_that_hangs_does_not_fill_the_memory(
+    archive: Refusing, hands: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_YOUNG", 3)
+    counted: list[tuple[str, int]] = []
+    archiving = Archiving(archive, hands.clock(), rotate_seconds=60, count=lambda *told: counted.append(told))
+    for number in range(5):
+        archiving.add(record(number))
+    assert counted == [("lost", 1)] * 2
+    await archiving.close()
+    assert counted[2:] == [("written", 3)]
+
+
 async def test_the_service_writes_what_it_joined_when_it_stops(
     settings: Settings, make_runtime: Any, tmp_path: Path
 ) -> None:

@@ -106,7 +106,7 @@ def test_without_tokens_this_machine_may_switch(host: str | None) -> None:
     assert Tokens(None).who(request(None, host), "admin") == "anonymous@127.0.0.1"
 
 
-@pytest.mark.parametrize("host", ["rebound.example", "rebound.example:8420", "10.0.0.7:8420", "127.0.0.1.example"])
+@pytest.mark.parametrize("host", ["rebound.example", "rebound.example:8420", "10.0.0.7:8420", "127.0.0.1.example", "["])
 def test_without_tokens_a_web_page_under_another_name_may_not_switch(host: str) -> None:
     with pytest.raises(Problem, match="is not this machine") as caught:
         Tokens(None).who(request(None, host), "admin")

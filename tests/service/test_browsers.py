@@ -16,6 +16,7 @@ FLEET = "/v1/offload/fleet"
         {"Origin": "https://evil.example"},
         {"Origin": "http://127.0.0.1:9999"},
         {"Origin": "null"},
+        {"Origin": "http://["},
     ],
     ids=str,
 )

@@ -1,6 +1,7 @@
 """From joined records to cells, events, metrics and the API: the service's own path."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -120,6 +121,14 @@ def test_gauges_name_every_point_with_its_source(estimating):
         )
         == 1.0
     )
+
+
+def test_sides_of_cells_that_are_gone_are_forgotten(estimating):
+    feed(estimating, SWEEP)
+    cells = estimating.refit()
+    for number in range(50):  # backends whose names never come back
+        estimating.settle([replace(cell, backend=f"b{number}") for cell in cells])
+    assert {key[1] for key in estimating._crossings} == {"b49"}
 
 
 @pytest.mark.anyio

@@ -1,0 +1,65 @@
+"""What is gathered for the controller: bounded, per process, and safe to look at from a scrape's thread."""
+
+import json
+
+from guard.service.evidence import READS_KEPT, Flight, Gathered, Gatherer
+from guard.wire import FetchRecord
+from tests.service.routes.test_request_list import record
+
+KEY = ("h:8000/0", "a/b")
+HOST, OTHER = ("h", "i", "1"), ("h", "i", "2")
+
+
+def fetch(number: int) -> FetchRecord:
+    return FetchRecord(span_id=f"f{number}", attempt=1, start_ns=0, seconds=float(number), outcome="ok")
+
+
+def told(**backends: list[float]) -> str:
+    return json.dumps({name.replace("_", "/"): value for name, value in backends.items()})
+
+
+def test_reads_of_an_engine_that_nobody_asks_about_are_bounded() -> None:
+    gatherer = Gatherer()
+    for number in range(READS_KEPT + 10):
+        gatherer.take(record(number, fetches=[fetch(number)]), None, 1.0)
+    reads = gatherer.of(KEY).taken()
+    assert [len(reads), reads[0].seconds, reads[-1].seconds] == [READS_KEPT, 10.0, READS_KEPT + 9.0]
+    assert gatherer.of(KEY).taken() == ()
+
+
+def test_a_backend_that_a_process_tells_of_no_more_has_nothing_in_flight() -> None:
+    gatherer = Gatherer()
+    gatherer.told(KEY[0], HOST, told(a_b=[2, 100, 0.5], c_d=[1, 10, 0.0]), 1.0)
+    gatherer.told(KEY[0], OTHER, told(a_b=[3, 300, 0.1]), 1.0)
+    gatherer.told("other/0", HOST, told(a_b=[7, 700, 0.0]), 1.0)
+    assert gatherer.of(KEY).flight(1.0) == (5, 400, 0.5)
+    gatherer.told(KEY[0], HOST, told(c_d=[1, 10, 0.0]), 2.0)
+    assert gatherer.of(KEY).flight(2.0) == (3, 300, 0.1)
+    gatherer.told(KEY[0], OTHER, "{}", 2.0)
+    assert gatherer.of(KEY).flight(2.0) == (0, 0, 0.0)
+    assert gatherer.of((KEY[0], "c/d")).flight(2.0)[0] == 1
+    assert gatherer.of(("other/0", "a/b")).flight(2.0)[0] == 7
+
+
+def test_what_cannot_be_read_changes_nothing() -> None:
+    gatherer = Gatherer()
+    gatherer.told(KEY[0], HOST, told(a_b=[2, 100, 0.5]), 1.0)
+    for text in ("{", "[]", 7, json.dumps({str(number): [1, 1, 1] for number in range(65)})):
+        gatherer.told(KEY[0], HOST, text, 1.0)
+    gatherer.told(KEY[0], OTHER, told(a_b=[-1, 0, 0]), 1.0)
+    assert gatherer.of(KEY).flight(1.0) == (2, 100, 0.5)
+
+
+def test_a_scrape_may_look_while_a_hook_tells() -> None:
+    """The event loop takes exports while a scrape's thread counts; here one comes at the worst moment."""
+    held = Gathered()
+
+    class Meanwhile(Flight):
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> object:
+            held.flights[("another", name)] = Flight(1.0, 1, 1, 0.0)
+            return super().__getattribute__(name)
+
+    held.flights[HOST] = Meanwhile(1.0, 2, 100, 0.5)
+    assert held.flight(1.0)[0] == 2
