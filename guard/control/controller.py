@@ -321,8 +321,9 @@ def _reads(state: State, evidence: Evidence, tuning: Tuning, costs: Costs | None
     members = max(evidence.members, 1)  # engines of one backend share the budget of trials
     budget = tuning.lost_seconds_per_minute / 60.0 / members
     least = min_tokens(evidence, costs) if costs is not None else 0
-    holdout, explore = 0.0, tuning.explore_seconds * members
+    holdout, explore = 0.0, tuning.explore_seconds
     if costs is not None and projection.remote is not None and projection.recompute is not None:
+        explore *= members  # without models nothing is projected to lose: an engine that joins changes nothing
         rate = sum(evidence.mix.values())
         loss = rate * max(projection.gain, 1e-3)
         holdout = _step_down(min(tuning.holdout, budget / loss) if loss > 0.0 else tuning.holdout)

@@ -224,3 +224,24 @@ def test_on_and_off_are_the_operators_word_and_observe_carries_the_plan() -> Non
     assert made["auto"].costs is not None
     moved = replace(bench.plan(), reason="other")
     assert offload.directive("e0", "b", None, 0.0, moved).id != made["auto"].id
+
+
+def told(plan: Plan) -> tuple[object, ...]:
+    return plan.state, plan.reason, plan.reads, plan.coefficients
+
+
+def test_engines_that_join_are_not_told_twice() -> None:
+    bench = Bench(engines=200)
+    bench.cells = ()
+    first = {engine: told(bench.made.asked(engine, "b")) for engine, _, _ in bench.engines}
+    bench.step()
+    assert {engine: told(bench.plan(engine)) for engine in first} == first
+
+
+def test_engines_of_a_pool_share_their_tries() -> None:
+    alone, pool = Bench(), Bench(engines=8)
+    for bench in (alone, pool):
+        bench.run(2.0)
+    one, many = (bench.plan().reads.trickle_seconds for bench in (alone, pool))
+    assert one is not None
+    assert many == 8 * one
