@@ -2,16 +2,18 @@
 
 import random
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from guard.cli.client import Client
 from guard.cli.errors import USAGE, fail
 from guard.cli.options import DEFAULT_ENDPOINT, CaFile, Endpoint, Json, TokenFile, duration
 from guard.cli.show import console, dump, seconds, table
 from guard.control.switchback import Block, Effect, effect, order
+
+if TYPE_CHECKING:  # its library is slow to load, and help needs none of it
+    from guard.cli.client import Client
 
 MARGIN = 60.0
 """Seconds that a switch outlives its block: if this command dies the switch ends by itself."""
@@ -36,6 +38,8 @@ def experiment(
     length, wash = duration(block), duration(washout)
     if wash >= length:
         fail("--washout must be shorter than --block", code=USAGE)
+    from guard.cli.client import Client
+
     with Client(endpoint, token_file, ca_file) as client:
         before, began = _in_force(client, scope), time.monotonic()
         blocks: list[Block] = []
@@ -53,12 +57,12 @@ def experiment(
     _show(effect(blocks), blocks, scope, as_json=as_json)
 
 
-def _in_force(client: Client, scope: str) -> dict[str, Any] | None:
+def _in_force(client: "Client", scope: str) -> dict[str, Any] | None:
     overrides = client.get("/v1/offload")["overrides"]
     return next((item for item in overrides if item["scope"] == scope), None)
 
 
-def _switch(client: Client, scope: str, mode: str, ttl: float, reason: str) -> None:
+def _switch(client: "Client", scope: str, mode: str, ttl: float, reason: str) -> None:
     body = {"mode": mode, "ttl_seconds": ttl, "reason": reason, "on_lease_expiry": "open"}
     answer = client.call("PUT", f"/v1/offload/{quote(scope)}", params={"wait": 5}, body=body, wait=5)
     if answer["pending"]:
@@ -67,7 +71,7 @@ def _switch(client: Client, scope: str, mode: str, ttl: float, reason: str) -> N
         fail("a switch of a narrower scope holds for some engines", "clear it, or choose its scope")
 
 
-def _put_back(client: Client, scope: str, before: dict[str, Any] | None, elapsed: float) -> None:
+def _put_back(client: "Client", scope: str, before: dict[str, Any] | None, elapsed: float) -> None:
     path = f"/v1/offload/{quote(scope)}"
     left = before["ttl_seconds"] - elapsed if before and before["ttl_seconds"] is not None else None
     if before is None or (left is not None and left <= 0.0):
@@ -77,7 +81,7 @@ def _put_back(client: Client, scope: str, before: dict[str, Any] | None, elapsed
     client.call("PUT", path, body={**{key: before[key] for key in keys}, "ttl_seconds": left})
 
 
-def _measured(client: Client, scope: str, pair: int, arm: str, span: float) -> Block:
+def _measured(client: "Client", scope: str, pair: int, arm: str, span: float) -> Block:
     kind, _, name = scope.partition(":")
     params = {"since_seconds": span, **({kind: name} if name else {})}
     groups = client.get("/v1/correlation", params)["groups"]

@@ -29,7 +29,7 @@ def test_help_and_json(path, command):
     assert done.exit_code == 0
     assert len((command.help or "").strip()) > 15
     options = {option for parameter in command.params for option in parameter.opts}
-    assert ("--json" in options) != (path[0] in WITHOUT_JSON)
+    assert ("--json" in options) != (path[-1] in WITHOUT_JSON)
     for parameter in command.params:
         assert getattr(parameter, "help", None), f"{parameter.name} has no help"
 

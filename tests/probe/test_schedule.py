@@ -6,6 +6,8 @@ import threading
 import time
 from collections import Counter
 
+import pytest
+
 from guard.probe.prober import Sample, Target
 from guard.probe.schedule import JITTER, Budget, Schedule, Slots
 
@@ -64,6 +66,7 @@ class Broken(Counting):
         raise RuntimeError("boom")
 
 
+@pytest.mark.quiet
 def test_a_hundred_targets_are_probed_evenly_beside_one_that_hangs_and_one_that_breaks():
     told: list[tuple[str, float, Sample]] = []
     enough = threading.Event()

@@ -62,7 +62,7 @@ def test_a_trace_is_all_that_a_planner_needs(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ((), "give a scenario (demo"),
+        ((), "give a scenario ("),
         (("nothing",), "nothing: no such file or scenario"),
         (("demo", "--rtt", "quick"), "--rtt: 'quick' is not a time"),
         (("demo", "--policy", "maybe"), "--policy: 'maybe' is not one of all, always"),
