@@ -5,6 +5,7 @@ Service of that name. SIGHUP reloads the content of `tokens_file`; everything el
 """
 
 import os
+import ssl
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -244,6 +245,13 @@ def _check_files(settings: Settings) -> None:
     if (settings.tls_cert_file is None) != (settings.tls_key_file is None):
         missing = "tls_key_file" if settings.tls_key_file is None else "tls_cert_file"
         raise ConfigError(missing, "tls_cert_file and tls_key_file go together")
+    if settings.tls_cert_file and settings.tls_key_file:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file, password=lambda: "")
+        except OSError as error:  # of which ssl.SSLError is one
+            files = f"{settings.tls_cert_file} and {settings.tls_key_file}"
+            raise ConfigError("tls_cert_file", f"{files} are no certificate and its unencrypted key: {error}") from None
     if not settings.loopback and settings.tokens_file is None:
         raise ConfigError(
             "tokens_file", f"needed because host {settings.host!r} is not loopback: others could switch offload"

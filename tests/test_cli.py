@@ -137,6 +137,25 @@ def test_a_scope_that_is_none(url: str) -> None:
     assert (done.returncode, "is not a scope" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("scope", ["engine:x/../fleet", "engine:x/./0", "model:org/m"])
+def test_dots_in_a_scope_do_not_lead_to_another_one(url: str, scope: str) -> None:
+    def switched() -> set[str]:
+        return {item["scope"] for item in httpx2.get(f"{url}/v1/offload").json()["overrides"]}
+
+    before = switched()
+    done = run("offload", "off", "--scope", scope, "--wait", "0", "--json", "--endpoint", url)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["scope"] == scope
+    assert switched() - before == {scope}
+    assert run("offload", "clear", "--scope", scope, "--endpoint", url).returncode == 0
+
+
+def test_figures_that_a_filter_hides_are_not_called_missing(url: str) -> None:
+    asked = run("inflection", "--model", "nope", "--endpoint", url)
+    assert asked.stdout.startswith("nothing was estimated for model nope;")
+    assert "nothing was estimated for backend nope yet" in run("advise", "--backend", "nope", "--endpoint", url).stderr
+
+
 def test_config_shows_value_and_source(tmp_path: Path) -> None:
     file = tmp_path / "k.toml"
     file.write_text("max_engines = 5\n")
@@ -176,14 +195,15 @@ def test_demo_runs_shows_simulated_numbers_and_leaves_nothing(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_the_demo_cleanly(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_demo_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-u", "-m", "guard.cli", "demo"]
     env = CLEAN | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stdout is not None
         assert "kvguard demo at" in process.stdout.readline()
         time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=30)
         assert (process.returncode, "Traceback" in errors) == (0, False)
     assert list(tmp_path.iterdir()) == []

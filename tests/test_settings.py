@@ -104,6 +104,12 @@ def test_a_certificate_needs_its_key(tmp_path: Path) -> None:
     assert caught.value.key == "tls_key_file"
 
 
+def test_a_certificate_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("no certificate")
+    with pytest.raises(ConfigError, match=r"tls_cert_file: .*cert\.pem and .*cert\.pem are no certificate"):
+        load({"tls_cert_file": tmp_path / "cert.pem", "tls_key_file": tmp_path / "cert.pem"})
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().port = 1  # type: ignore[misc]

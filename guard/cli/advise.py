@@ -20,7 +20,7 @@ def show(
     pools = [cell for cell in cells if cell["class"] == "all"]
     if not pools:
         fail(
-            "nothing was estimated yet",
+            "nothing was estimated" + "".join(f" for {key} {value}" for key, value in given.items()) + " yet",
             "send traffic with offload on, then ask again; kvguard sweep measures one by one",
         )
     answers = []

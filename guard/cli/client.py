@@ -4,6 +4,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx2
 
@@ -76,12 +77,19 @@ def _problem(response: httpx2.Response) -> tuple[str, str]:
     return text, hints.get(response.status_code, "")
 
 
+def segment(name: str) -> str:
+    """A name as the rest of a URL's path; its slashes stay, unless dots between them would climb to another name."""
+    return quote(name, safe="" if {".", ".."} & set(name.split("/")) else "/")
+
+
 def read_token(path: Path) -> str:
     """The token or key that a file holds; ends the command where it holds none."""
     try:
         token = path.read_text("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"token file {path}: {error}", code=USAGE)
+    except OSError as error:
+        fail(f"token file {path}: {error.strerror or error}", code=USAGE)
+    except UnicodeDecodeError:
+        fail(f"token file {path}: holds no usable token", code=USAGE)
     if not token or not token.isprintable() or " " in token:
         fail(f"token file {path}: holds no usable token", code=USAGE)
     return token

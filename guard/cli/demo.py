@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,8 +21,8 @@ from rich.text import Text
 
 from guard.cli.client import Client
 from guard.cli.errors import USAGE, fail
-from guard.cli.show import console, seconds, table
-from guard.cli.status import ENGINE_COLUMNS, engine_rows
+from guard.cli.show import console, fitting, seconds
+from guard.cli.status import ENGINE_COLUMNS, OPTIONAL, engine_rows
 from guard.errors import ConfigError
 from guard.simulate.link import Link, in_force
 from guard.simulate.records import MODEL
@@ -56,6 +57,9 @@ def run(port: int, duration: float | None, *, engines: int | None, script: str |
     except ConfigError as error:
         fail(str(error), "docs/simulate.md explains the keys", code=USAGE)
     stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)  # as Ctrl-C: nothing stays behind
     with tempfile.TemporaryDirectory(prefix="kvguard-demo-") as state, _service(port, Path(state), scenario) as url:
         source = threading.Thread(
             target=traffic.run, args=(url, scenario), kwargs={"stop_event": stop, "speed": speed},
@@ -103,8 +107,9 @@ def _watch(client: Client, duration: float | None, story: Story) -> None:
         while _nap(REFRESH_SECONDS, end):
             offload, measured = _ask(client)
             rows = engine_rows(offload, measured)
+            shown = fitting(out, ENGINE_COLUMNS, rows, ("why", *OPTIONAL))
             title = Text(TITLE, style="bold yellow")
-            live.update(Group(title, Text(story.line(), style="cyan"), table(ENGINE_COLUMNS, rows)), refresh=True)
+            live.update(Group(title, Text(story.line(), style="cyan"), shown), refresh=True)
 
 
 def _nap(seconds: float, end: float) -> bool:
@@ -128,10 +133,11 @@ def _lines(client: Client) -> Iterator[str]:
 def _where(url: str) -> str:
     return (
         f"kvguard demo at {url}\n"
+        f"  {url}/              the console, for a browser\n"
         f"  {url}/openapi.json  the API\n"
-        f"  {url}/v1/correlation  where time to first token goes\n"
         f"  {url}/metrics       for Prometheus\n"
-        f"switch offload live, from another terminal:\n"
+        f"look and switch offload live, from another terminal:\n"
+        f"  kvguard status --endpoint {url}\n"
         f"  kvguard offload off --endpoint {url} --reason 'trying it'\n"
         f"  kvguard offload clear --endpoint {url}\n"
         f"Ctrl-C stops everything.\n"

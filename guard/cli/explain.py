@@ -1,11 +1,10 @@
 """`kvguard explain REQUEST`."""
 
 from typing import Any
-from urllib.parse import quote
 
 from rich.console import Console
 
-from guard.cli.client import Client
+from guard.cli.client import Client, segment
 from guard.cli.show import at, console, dump, ratio, seconds, table
 
 BAR = 40
@@ -13,7 +12,7 @@ BAR = 40
 
 def show(client: Client, request: str, *, as_json: bool) -> None:
     """Prints the timeline of every choice of the request, and what it says in words."""
-    data = client.get(f"/v1/requests/{quote(request)}")
+    data = client.get(f"/v1/requests/{segment(request)}")
     if as_json:
         dump(data)
         return

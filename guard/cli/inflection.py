@@ -17,14 +17,19 @@ def show(
 ) -> None:
     """Prints where TTFT departs and where offload stops paying, with intervals and sources."""
     given = {"model": model, "backend": backend, "class": class_}
-    data = client.get("/v1/inflection", {key: value for key, value in given.items() if value is not None})
+    params = {key: value for key, value in given.items() if value is not None}
+    data = client.get("/v1/inflection", params)
     if as_json:
         dump(data)
         return
     out = console()
     cells = [cell for cell in data["cells"] if everything or class_ or cell["class"] == "all" or not cell["pooled"]]
     if not cells:
-        out.print("nothing was estimated yet: no request with a remote tier has been seen")
+        if params:
+            asked = ", ".join(f"{key} {value}" for key, value in params.items())
+            out.print(f"nothing was estimated for {asked}; kvguard inflection --all shows what there is", markup=False)
+        else:
+            out.print("nothing was estimated yet: no request with a remote tier has been seen")
         return
     out.print(fitting(out, COLUMNS, [_row(cell) for cell in cells], OPTIONAL))
     out.print("(prior): published by one report for one system, not measured here. (projected): beyond the RTT seen.")

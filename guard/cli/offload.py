@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import quote
 
 import typer
 
@@ -112,11 +111,11 @@ def _change(
     ca_file: Path | None,
     as_json: bool,
 ) -> None:
-    from guard.cli.client import Client
+    from guard.cli.client import Client, segment
     from guard.cli.show import dump
 
     with Client(endpoint, token_file, ca_file) as client:
-        answer = client.call(method, f"/v1/offload/{quote(scope)}", params=params, body=body, wait=wait)
+        answer = client.call(method, f"/v1/offload/{segment(scope)}", params=params, body=body, wait=wait)
     if as_json:
         dump(answer)
     else:

@@ -39,24 +39,27 @@ def measure(
 
     chosen = prober or guess(target)
     samples: list[Sample] = []
+    out = console()
     try:
         wanted = Target(target=target, prober=chosen, count=1, timeout=timeout, options=_options(option or ()))
         made = make(wanted)
     except ConfigError as error:
         fail(str(error), code=USAGE)
     try:
-        if as_json:
+        if as_json or not out.is_terminal:
             _measure(made, samples, count, interval, timeout, lambda: None)
         else:
             from rich.live import Live
 
-            with Live(console=console(), refresh_per_second=4, transient=False) as live:
+            with Live(console=out, refresh_per_second=4, transient=False) as live:
                 _measure(made, samples, count, interval, timeout,
                          lambda: live.update(_view(wanted, samples, count)))  # fmt: skip
     except KeyboardInterrupt:
         pass  # what was measured until then is shown
     finally:
         made.close()
+    if not as_json and not out.is_terminal:
+        out.print(_view(wanted, samples, count))
     if as_json:
         summary = summarize(samples)
         dump({

@@ -36,12 +36,10 @@ def run(
     """Runs every policy at every RTT and shows the table, the JSON or the plot."""
     try:
         base = _base(name, trace, engines, seed, sla)
-        at: list[float | None] = [parse_seconds(each) for each in rtts.split(",")] if rtts else [None]
+        at: list[float | None] = [_time("--rtt", each) for each in rtts.split(",")] if rtts else [None]
         wanted = _policies(policies)
         pyplot = _pyplot() if plot else None
         found = _all(base, at, wanted)
-    except ValueError as error:
-        fail(f"--rtt: {error}", code=USAGE)
     except ConfigError as error:
         fail(str(error), "docs/simulate.md explains the keys", code=USAGE)
     if as_json:
@@ -52,6 +50,13 @@ def run(
         out.print(table(COLUMNS, [_row(each) for each in found]))
     if pyplot is not None and plot is not None:
         _draw(pyplot, found, base, plot)
+
+
+def _time(option: str, text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise ConfigError(option, str(error)) from None
 
 
 def _base(name: str | None, trace: Path | None, engines: int | None, seed: int | None, sla: str | None) -> Scenario:
@@ -72,7 +77,7 @@ def _base(name: str | None, trace: Path | None, engines: int | None, seed: int |
     if seed is not None:
         update["seed"] = seed
     if sla is not None:
-        update["objective"] = base.objective.model_copy(update={"ttft": parse_seconds(sla)})
+        update["objective"] = base.objective.model_copy(update={"ttft": _time("--sla", sla)})
     return base.model_copy(update=update)
 
 

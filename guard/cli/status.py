@@ -13,7 +13,8 @@ ENGINE_COLUMNS = (
 )  # fmt: skip
 
 
-OPTIONAL = ("poll age>", "miss p50>", "req/s>", "from", "hits>", "RTT p50>", "TTFT p95>")
+OPTIONAL = ("poll age>", "miss p50>", "req/s>", "from", "hits>", "RTT p50>", "TTFT p95>", "recompute*>", "remote*>",
+            "TTFT p50>")  # fmt: skip
 """Columns that a narrow terminal goes without, the first ones first."""
 
 HEADLINE_STYLES = {"ok": "green", "departed": "yellow", "harmful": "bold red", "guarded": "cyan", "silent": "bold red"}

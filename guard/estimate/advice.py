@@ -6,6 +6,7 @@ strict SLA; measure first where the set-up differs. Their thresholds are priors:
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, Literal
 
 from guard.estimate.shapes import Figure
@@ -76,8 +77,8 @@ def _even(now: Situation) -> dict[str, Any] | None:
     if point.source == "prior":
         side = "local" if now.rtt > point.value else "remote"
         return _rule("break-even", side, point.value, "prior", "the published break-even: not measured here")
-    low, high = point.low or point.value, point.high or point.value
-    told = f"RTT {_ms(now.rtt)}, break-even {_ms(point.value)} ({_ms(low)} to {_ms(high)})"
+    low, high = point.low or 0.0, inf if point.high is None else point.high
+    told = f"RTT {_ms(now.rtt)}, break-even {_ms(point.value)} ({_ms(low)} to {'open' if high == inf else _ms(high)})"
     if now.rtt > high:
         return _rule("break-even", "local", point.value, point.source, told)
     if now.rtt < low:

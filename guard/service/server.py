@@ -21,6 +21,7 @@ from guard.service.app import create_app
 from guard.service.auth import Tokens
 from guard.service.connections import Connections
 from guard.service.directives import Clock
+from guard.service.forward import read_headers
 from guard.service.limits import Rates
 from guard.service.runtime import Runtime
 from guard.settings import Settings
@@ -107,6 +108,8 @@ def serve(settings: Settings, ready: Callable[[str], None] = lambda _: None) -> 
     """
     configure_logging(settings.log_level)
     files = allow_open_files()
+    if settings.forward_headers_file:
+        read_headers(settings.forward_headers_file)  # refused here, in words, and not by a traceback once it serves
     tokens = Tokens(settings.tokens_file, Rates.of(settings, time.monotonic))
     sock = _listen(settings)
     try:

@@ -27,6 +27,24 @@ def test_measured_points_decide_not_the_published_ones(rtt, advice):
     assert all(rule["source"] == "measured" for rule in told["rules"])
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "rtt", "advice"),
+    [
+        (0.0, None, MS, "measure"),  # nothing is known of either side
+        (0.0, 9 * MS, MS, "measure"),
+        (None, 9 * MS, MS, "measure"),
+        (4 * MS, None, 50 * MS, "measure"),
+        (4 * MS, None, MS, "remote"),
+        (0.0, 9 * MS, 10 * MS, "local"),
+    ],
+)
+def test_an_open_interval_does_not_decide(low, high, rtt, advice):
+    told = ask(rtt=rtt, break_even=Figure(value=5 * MS, low=low, high=high, n=50))
+    (even,) = (rule for rule in told["rules"] if rule["rule"] == "break-even")
+    assert (told["advice"], even["speaks_for"]) == (advice, advice)
+    assert (f"({(low or 0.0) * 1e3:.3g} ms to {'open' if high is None else f'{high * 1e3:.3g} ms'})") in even["text"]
+
+
 @pytest.mark.parametrize(("rtt", "expected"), [(0.03 * MS, "remote"), (0.9 * MS, "local")])
 def test_priors_only_say_what_to_expect(rtt, expected):
     told = ask(rtt=rtt, departure=PRIOR_DEPARTURE, break_even=PRIOR_EVEN)

@@ -43,6 +43,13 @@ def test_nothing_measured_is_status_1_and_says_why():
     assert json.loads(done.stdout)["loss_ratio"] == 1.0
 
 
+def test_what_was_seen_is_shown_before_the_failure_on_a_line_of_its_own():
+    done = run(f"127.0.0.1:{free_port()}", "--count", "1")
+    assert done.exit_code == 1
+    assert done.stdout.endswith("last failure: connect: Connection refused\n")
+    assert done.stdout.count("1 of 1 rounds") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

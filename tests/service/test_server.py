@@ -111,6 +111,16 @@ def test_a_broken_config_stops_it_and_names_the_key(tmp_path: Path, content: str
     assert "Traceback" not in done.stderr
 
 
+def test_a_file_of_headers_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "headers").write_text("no header")
+    done = run("serve", "--state-dir", str(tmp_path / "state"), "--port", "0",
+               KVGUARD_SERVE_FORWARD_ENDPOINT="http://127.0.0.1:9/v1/traces",
+               KVGUARD_SERVE_FORWARD_HEADERS_FILE=str(tmp_path / "headers"))  # fmt: skip
+    assert done.returncode == 2
+    assert "headers line 1: not of the form NAME: VALUE" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_state_directory_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = run("serve", "--port", "0", "--state-dir", str(tmp_path / "file" / "state"))

@@ -65,6 +65,7 @@ def test_a_trace_is_all_that_a_planner_needs(tmp_path: Path):
         ((), "give a scenario ("),
         (("nothing",), "nothing: no such file or scenario"),
         (("demo", "--rtt", "quick"), "--rtt: 'quick' is not a time"),
+        (("demo", "--sla", "quick"), "--sla: 'quick' is not a time"),
         (("demo", "--policy", "maybe"), "--policy: 'maybe' is not one of all, always"),
         (("demo", "--engines", "0"), "--engines: give at least 1"),
         (("--trace", "none.csv"), "workload.path: none.csv: No such file"),
