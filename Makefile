@@ -51,7 +51,7 @@ soak: $(VENV)/.installed ## 30 minutes at 2,000 LLM requests a second: memory, d
 	$(BIN)/python -m benchmarks.soak --minutes 30
 
 planted: $(VENV)/.installed ## Coverage and power of the estimator on planted data, 500 seeds a cell (minutes)
-	$(BIN)/python -m benchmarks planted --full
+	$(BIN)/python -m benchmarks planted --full --first=100000
 
 contract: $(VENV)/.installed ## The hook against the real connector base of vLLM 0.26, 0.29 and 0.32 (downloads their wheels)
 	KVGUARD_CONTRACT=1 $(BIN)/python -m pytest tests/contract

@@ -1,6 +1,7 @@
-"""Runs every benchmark, or those named: `python -m benchmarks ingest`."""
+"""Runs every benchmark, or those named: `python -m benchmarks ingest`. Options come after the names."""
 
 import importlib
+import itertools
 import pkgutil
 import sys
 
@@ -10,7 +11,7 @@ import benchmarks
 def main() -> int:
     """Runs the benchmarks in the order of their names and says at the end which of them missed a goal."""
     names = [module.name for module in pkgutil.iter_modules(benchmarks.__path__) if not module.name.startswith("_")]
-    wanted = [word for word in sys.argv[1:] if not word.startswith("--")] or names
+    wanted = list(itertools.takewhile(lambda word: not word.startswith("--"), sys.argv[1:])) or names
     unknown = set(wanted) - set(names)
     if unknown:
         print(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(names)}", file=sys.stderr)

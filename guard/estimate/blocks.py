@@ -48,16 +48,13 @@ def cut(engine: Array, rtt: Array) -> Blocks:
     starts[new_engine] = True
     starts[_steps(rtt)] = True
     first = np.flatnonzero(starts)
-    lengths = np.diff(np.append(first, n))
     size = max(1, n // TARGET)
-    position = np.arange(n) - np.repeat(first, lengths)
-    piece = np.minimum(position // size, np.repeat(np.maximum(lengths // size - 1, 0), lengths))
-    change = np.zeros(n, dtype=bool)
-    change[1:] = piece[1:] != piece[:-1]
-    of = np.cumsum(starts | change) - 1
-    heads = np.flatnonzero(np.append(True, np.diff(of) > 0))
+    pieces = np.maximum(np.diff(first, append=n) // size, 1)  # of a stretch; the last takes the remainder
+    number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    heads = np.repeat(first, pieces) + size * number
+    of = np.repeat(np.arange(heads.size), np.diff(heads, append=n))
     chain = np.cumsum(np.append(False, engine[heads[1:]] != engine[heads[:-1]]))
-    return Blocks(of.astype(np.intp), int(of[-1]) + 1, chain.astype(np.intp))
+    return Blocks(of, heads.size, chain.astype(np.intp))
 
 
 def _steps(rtt: Array) -> Ints:
@@ -66,10 +63,11 @@ def _steps(rtt: Array) -> Ints:
     if known.size < 2 * _SIDE:
         return known[:0]
     total = np.zeros(known.size + 1)
-    np.cumsum(np.log(rtt[known]), out=total[1:])
+    np.cumsum(np.log(rtt.take(known)), out=total[1:])
     mean = (total[_SIDE:] - total[:-_SIDE]) / _SIDE
     jump = np.abs(mean[_SIDE:] - mean[:-_SIDE])
-    padded = np.pad(jump, 2)
+    padded = np.zeros(jump.size + 4)
+    padded[2:-2] = jump
     highest = jump > STEP
     for shift in (0, 1, 3, 4):
         other = padded[shift : shift + jump.size]

@@ -9,9 +9,11 @@ import numpy as np
 
 from guard.estimate import curve as curves
 from guard.estimate import inflection
-from guard.estimate.hits import Hits, Mask, Rows, hits_of, rows_of
+from guard.estimate.blocks import Ints
+from guard.estimate.hits import Hits, Rows, hits_of, rows_of
 from guard.estimate.inflection import Parts
 from guard.estimate.level import curve_of, recent_factor
+from guard.estimate.linear import mean, median
 from guard.estimate.prefill import Prefill, fit_prefill
 from guard.estimate.samples import REMOTE, Array, Samples
 from guard.estimate.shapes import (
@@ -26,6 +28,8 @@ from guard.estimate.verdict import Evidence, judge
 
 HALF_LIFE: Final = 900.0
 """Seconds after which a sample counts half."""
+
+_STEPS: Final = np.linspace(0.0, 1.0, 60)  # of sizes tried, in ratios
 
 LEAST_HITS: Final = 4
 """Fewer hits than this say nothing, not even that they are slow."""
@@ -50,12 +54,12 @@ def estimate(
         bare, prefill=prefill.model if prefill else None,
         rtt_floor=_known(rows.floor), rtt_now=_known(rows.now), rtt_low=_known(rows.low), rtt_high=_known(rows.high),
     )  # fmt: skip
-    looked = rows.samples["lookup"] > 0.0
-    hit = (
+    looked = np.flatnonzero(rows.samples["lookup"] > 0.0)
+    hit = np.flatnonzero(
         (rows.samples["road"] == REMOTE) & (rows.samples["loaded"] > 0.0) & (rows.samples["fetch"] > 0.0)
         & ~(rows.samples["failed"] > 0.0)
     )  # fmt: skip
-    if np.count_nonzero(hit) < LEAST_HITS:
+    if hit.size < LEAST_HITS:
         return _without_hits(bare, rows, looked, hit), prefill
     hits = hits_of(rows, hit, looked)
     if prefill is None or (pool is not None and not prefill.supports(hits.prompt - hits.local)):
@@ -65,11 +69,11 @@ def estimate(
     return _cell(bare, rows, hits, looked, prefill_used), prefill
 
 
-def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Mask, prefill: Prefill | None) -> Cell:
+def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Ints, prefill: Prefill | None) -> Cell:
     n = len(hits.rows)
     lookup, fetch = hits.lookup, hits.fetch
     unit = hits.matched * (hits.token_bytes or 1.0)
-    found = rows.samples["matched"][looked] > 0.0
+    found = rows.samples["matched"].take(looked) > 0.0
     share, share_error = _share(found, rows, looked)
     curve, level = curve_of(rows, hits)
     rest, rest_error = _rest(rows, hits)
@@ -110,10 +114,10 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Mask, prefill: Prefill | N
         why = f"insufficient-data: {_no_curve(rows)}"
         departure, even = _prior(PRIOR_DEPARTURE_RTT, why, n), _prior(PRIOR_BREAK_EVEN_RTT, why, n)
         bend = trips = Figure(value=None, n=n, reason=why)
-        middle, low, high = inflection.interval(remote_now / hits.matched)
-        token = Figure(value=middle, low=max(low, 0.0), high=high, n=n)
-    middle, low, high = inflection.interval(remote_now)
-    remote_figure = Figure(value=middle, low=low, high=high, n=n)
+        centre, low, high = inflection.interval(remote_now / hits.matched)
+        token = Figure(value=centre, low=max(low, 0.0), high=high, n=n)
+    centre, low, high = inflection.interval(remote_now)
+    remote_figure = Figure(value=centre, low=low, high=high, n=n)
     saved_figure = (
         Figure(
             value=saved, low=saved - 2.0 * saved_error, high=saved + 2.0 * saved_error,
@@ -123,7 +127,7 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Mask, prefill: Prefill | N
         if prefill is not None
         else Figure(value=None, reason="insufficient-data: no prefill was seen")
     )  # fmt: skip
-    middle, low, high = inflection.interval(m_level + m_slope * now)
+    centre, low, high = inflection.interval(m_level + m_slope * now)
     miss_n = int(np.count_nonzero(~found))
     net_figure = (
         Figure(value=evidence.net[0], low=evidence.net[1], high=evidence.net[2], n=n)
@@ -147,7 +151,7 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Mask, prefill: Prefill | N
         bytes_per_token=hits.token_bytes or 1.0,
         reference_tokens=hits.prompt, reference_matched=hits.matched, reference_local=hits.local, rest=rest,
         saved=saved_figure, remote_now=remote_figure,
-        lookup_cost=Figure(value=middle, low=max(low, 0.0), high=high, n=miss_n, reason="" if miss_n else "no misses"),
+        lookup_cost=Figure(value=centre, low=max(low, 0.0), high=high, n=miss_n, reason="" if miss_n else "no misses"),
         net_cost=net_figure, least_tokens=_least_tokens(hits, prefill if supported else None, now, recent),
         departure=departure, break_even=even, knee=bend, seconds_per_token=token, serial_round_trips=trips,
         verdict=judge(evidence, departure, bend),
@@ -157,20 +161,20 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Mask, prefill: Prefill | N
 def _rest(rows: Rows, hits: Hits) -> tuple[float, float]:
     """Mean wait of a hit besides lookup, fetch and prefill, and its standard error by blocks."""
     wait = hits.rows["before"] + hits.rows["slot"] + hits.rows["resume"]
-    wait = np.minimum(wait, 10.0 * np.median(wait) + 1e-3)
+    wait = np.minimum(wait, 10.0 * median(wait) + 1e-3)
     count = np.bincount(hits.of, hits.weights, rows.blocks.count)
     used = count > 0.0
-    mean = np.bincount(hits.of, hits.weights * wait, rows.blocks.count)[used] / count[used]
-    overall = float(np.average(mean, weights=count[used]))
-    spread = float(np.average(np.square(mean - overall), weights=count[used]))
-    return overall, math.sqrt(spread / max(mean.size - 1, 1))
+    count = count[used]
+    per_block = np.bincount(hits.of, hits.weights * wait, rows.blocks.count)[used] / count
+    overall = mean(per_block, count)
+    return overall, math.sqrt(mean(np.square(per_block - overall), count) / max(per_block.size - 1, 1))
 
 
-def _share(found: Array, rows: Rows, looked: Mask) -> tuple[float, float]:
+def _share(found: Array, rows: Rows, looked: Ints) -> tuple[float, float]:
     """Share of hits among those looked up, and its standard error: between blocks, at the least binomial."""
-    weights = rows.weights[looked]
-    total = np.bincount(rows.blocks.of[looked], weights, rows.blocks.count)
-    hit = np.bincount(rows.blocks.of[looked], weights * found, rows.blocks.count)
+    weights, of = rows.weights.take(looked), rows.blocks.of.take(looked)
+    total = np.bincount(of, weights, rows.blocks.count)
+    hit = np.bincount(of, weights * found, rows.blocks.count)
     n = found.size
     share = float(hit.sum() / total.sum())
     binomial = share * (1.0 - share) / n
@@ -187,16 +191,13 @@ def _least_tokens(hits: Hits, prefill: Prefill | None, now: float, recent: float
     if prefill is None:
         return Figure(value=None, n=n, reason="insufficient-data: no request of this size was computed in full")
     full = hits.prompt - hits.local
-    sizes = np.unique(np.round(np.geomspace(1.0, max(full - 1.0, 2.0), 60)))
+    sizes = np.round(max(full - 1.0, 2.0) ** _STEPS)
     b = sizes / hits.matched
     remote = np.asarray(hits.lookup.seconds(now, b)) * hits.lookup.mean_factor
     remote = (remote + np.asarray(hits.fetch.seconds(now, b, hits.flight)) * hits.fetch.mean_factor) * recent
-    rest = np.maximum(full - sizes, 1.0)
-    model = prefill.model
-    saves = model.seconds(hits.prompt, full, hits.running) - np.array(
-        [model.seconds(hits.prompt, float(c), hits.running) for c in rest]
-    )
-    pays = remote < saves * prefill.mean_factor
+    left = np.append(full, np.maximum(full - sizes, 1.0))
+    seconds = prefill.seconds(hits.prompt, left, hits.running)
+    pays = remote < (seconds[0] - seconds[1:]) * prefill.mean_factor
     if not pays[-1]:
         return Figure(value=None, n=n, source="projected", reason="no size pays now")
     losing = np.flatnonzero(~pays)
@@ -204,9 +205,9 @@ def _least_tokens(hits: Hits, prefill: Prefill | None, now: float, recent: float
     return Figure(value=first, n=n, source="projected")
 
 
-def _without_hits(bare: Cell, rows: Rows, looked: Mask, hit: Mask) -> Cell:
+def _without_hits(bare: Cell, rows: Rows, looked: Ints, hit: Ints) -> Cell:
     """What can be said without remote reads: what a lookup costs, and why there is nothing else."""
-    hits, asked = int(np.count_nonzero(hit)), int(np.count_nonzero(looked))
+    hits, asked = hit.size, looked.size
     if not asked:
         why = "insufficient-data: nothing was looked up"
     elif hits == 0:
@@ -217,10 +218,10 @@ def _without_hits(bare: Cell, rows: Rows, looked: Mask, hit: Mask) -> Cell:
     cost, lookup = nothing, None
     if asked:
         seconds = rows.samples["lookup"][looked]
-        middle = float(np.median(seconds))
+        centre = float(np.median(seconds))
         error = 1.2533 * float(seconds.std()) / math.sqrt(asked) * 1.96
-        cost = Figure(value=middle, low=max(middle - error, 0.0), high=middle + error, n=asked)
-        lookup = LookupModel(t0=middle, hit_probability=float((rows.samples["matched"][looked] > 0.0).mean()), n=asked)
+        cost = Figure(value=centre, low=max(centre - error, 0.0), high=centre + error, n=asked)
+        lookup = LookupModel(t0=centre, hit_probability=float((rows.samples["matched"][looked] > 0.0).mean()), n=asked)
     return replace(
         bare, lookup=lookup, lookup_cost=cost, departure=_prior(PRIOR_DEPARTURE_RTT, why, hits),
         break_even=_prior(PRIOR_BREAK_EVEN_RTT, why, hits), knee=nothing, seconds_per_token=nothing,

@@ -18,10 +18,11 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from guard.estimate.blocks import Ints
-from guard.estimate.samples import Array
+from guard.estimate.hinges import Hinges
+from guard.estimate.samples import Array, Mask
 
 DRAWS: Final = 400
-_GRID: Final = 64
+_STEPS: Final = np.linspace(0.0, 1.0, 64)  # of the grid, in ratios
 _SIDE_BLOCKS: Final = 3
 _SIDE_RATIO: Final = 1.15
 """RTT must have varied by so much on either side of a knee."""
@@ -86,57 +87,70 @@ def fit(x: Array, z: Array, weight: Array, chain: Ints) -> Curve | None:
     unit_x, unit_z = float(x.max()), float(np.abs(z).mean()) or 1.0
     xs, root = x / unit_x, np.sqrt(weight / weight.mean())
     grid = _grid(xs)
-    design = np.empty((n, 3 + grid.size))
-    design[:, 0], design[:, 1], design[:, 2] = 1.0, xs, z / unit_z
-    np.maximum(xs[:, None] - grid, 0.0, out=design[:, 3:])
-    design *= root[:, None]
-    profile = _Profile(design, grid)
+    hinges = Hinges(xs, root, grid)
+    follows = np.append(False, chain[1:] == chain[:-1])
+    profile = _Profile(hinges, z / unit_z, 0.0, follows)
     phi = _autocorrelation(profile.residual(), chain, 2 + 2 * (grid.size > 0))
     if phi != 0.0:
-        follows = np.append(False, chain[1:] == chain[:-1])[:, None]
-        before = np.vstack((design[:1] * 0.0, design[:-1]))
-        design = np.where(follows, design - phi * before, math.sqrt(1.0 - phi * phi) * design)
-        profile = _Profile(design, grid, max((1.0 - phi) / (1.0 + phi), _FEWEST / n))
+        profile = _Profile(hinges, z / unit_z, phi, follows, max((1.0 - phi) / (1.0 + phi), _FEWEST / n))
     return profile.curve(phi, unit_x, unit_z)
 
 
 class _Profile:
     """Least squares of the line, and of the line and one hinge for every tau of the grid at once."""
 
-    def __init__(self, design: Array, grid: Array, honest: float = 1.0) -> None:
-        self.honest = honest
-        self.n, self.grid = design.shape[0], grid
-        self.base, self.y, hinges = design[:, :2], design[:, 2], design[:, 3:]
-        self.q, self.r = np.linalg.qr(self.base)
-        self.rest_y = self.y - self.q @ (self.q.T @ self.y)
+    def __init__(self, hinges: Hinges, y: Array, phi: float, follows: Mask, honest: float = 1.0) -> None:
+        self.honest, self.grid, self.n = honest, hinges.grid, y.size
+        self._hinges = hinges
+        # Prais and Winsten: own*v less before*(the v of the block before).
+        self._own = np.where(follows, 1.0, math.sqrt(1.0 - phi * phi))
+        self._before = np.where(follows, phi, 0.0)[1:]
+        base = self._whiten(np.stack((hinges.root, hinges.root * hinges.x)))
+        self.y = self._whiten(hinges.root * y)
+        self.inverse = np.linalg.inv(np.linalg.qr(base.T, mode="r"))
+        self.q = self.inverse.T @ base  # (2, n)
+        self.q_y = self.q @ self.y
+        self.rest_y = self.y - self.q_y @ self.q
         self.rss_line = max(float(self.rest_y @ self.rest_y), 1e-18)
-        self.projected = self.q.T @ hinges
-        self.rest = hinges - self.q @ self.projected
-        self.size = np.maximum(np.square(self.rest).sum(axis=0), 1e-12)
-        self.delta = self.rest.T @ self.rest_y / self.size
+        vectors = np.concatenate((self.q, self.rest_y[None]))
+        back = vectors * self._own
+        back[:, :-1] -= self._before * vectors[:, 1:]
+        products = hinges.dot(back)
+        self.projected = products[:2]
+        own = np.square(self._own)
+        own[:-1] += np.square(self._before)
+        size = hinges.squares(own, -self._own[1:] * self._before) - np.square(self.projected).sum(axis=0)
+        self.size = np.maximum(size, 1e-12)
+        self.delta = products[2] / self.size
         self.rss = np.maximum(self.rss_line - np.square(self.delta) * self.size, 1e-18)
+
+    def _whiten(self, values: Array) -> Array:
+        result: Array = values * self._own
+        result[..., 1:] -= self._before * values[..., :-1]
+        return result
 
     def residual(self) -> Array:
         """Residuals of the best hinge, or of the line where there is no grid."""
         result: Array = self.rest_y
         if self.grid.size:
             best = int(np.argmin(self.rss))
-            result = result - self.delta[best] * self.rest[:, best]
+            hinge = self._whiten(self._hinges.root * np.maximum(self._hinges.x - self.grid[best], 0.0))
+            result = result - self.delta[best] * (hinge - self.projected[:, best] @ self.q)
         return result
 
     def curve(self, phi: float, unit_x: float, unit_z: float) -> Curve:
         """All that comes of the profile, in the caller's units."""
         freedom = max(round(self.n * self.honest) - 3, 1)
-        inverse = np.linalg.inv(self.r)
-        line = inverse @ (self.q.T @ self.y)
+        inverse = self.inverse
+        line = inverse @ self.q_y
         slope = unit_z / unit_x
-        error = math.sqrt(self.rss_line / freedom) * float(np.linalg.norm(inverse[1])) * slope
+        error = math.sqrt(self.rss_line / freedom) * abs(float(inverse[1, 1])) * slope
         hinge, p, low, high = None, 1.0, None, None
         if self.grid.size:
             best = int(np.argmin(self.rss))
             left = max(round(self.n * self.honest) - _PARAMETERS, 1)
             p = (self.rss[best] / self.rss_line) ** (left / 2.0)
-            base = inverse @ (self.q.T @ self.y - self.projected[:, best] * self.delta[best])
+            base = inverse @ (self.q_y - self.projected[:, best] * self.delta[best])
             hinge = _knots(base[0], base[1], self.delta[best], self.grid[best], unit_x, unit_z)
             low, high = self._interval(best, left, unit_x)
         return Curve(
@@ -176,7 +190,7 @@ class _Profile:
             tau, part = self.grid[index], self.projected[:, index] * delta
         else:
             delta, tau, part = np.zeros(DRAWS), np.zeros(DRAWS), np.zeros((2, DRAWS))
-        base = inverse @ ((self.q.T @ self.y)[:, None] - part + sigma * _NORMAL[2:])
+        base = inverse @ (self.q_y[:, None] - part + sigma * _NORMAL[2:])
         return _knots(base[0], base[1], delta, tau, unit_x, unit_z)
 
 
@@ -207,7 +221,7 @@ def _grid(x: Array) -> Array:
     if not above.size or not below.size:
         return np.zeros(0)
     low, high = max(above[0], ordered[_SIDE_BLOCKS - 1]), min(below[-1], ordered[-_SIDE_BLOCKS])
-    return np.geomspace(low, high, _GRID) if 0.0 < low < high else np.zeros(0)
+    return low * (high / low) ** _STEPS if 0.0 < low < high else np.zeros(0)
 
 
 def _autocorrelation(residual: Array, chain: Ints, parameters: int) -> float:

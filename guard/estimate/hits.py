@@ -5,19 +5,18 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from guard.estimate.blocks import Blocks, Ints, cut
-from guard.estimate.linear import middle
+from guard.estimate.linear import mean as mean_of
+from guard.estimate.linear import median, middle
 from guard.estimate.remote import Cost, fit_cost
 from guard.estimate.samples import Array, Samples
-
-Mask = npt.NDArray[np.bool_]
 
 RTT_VARIES: Final = 1.3
 """90th over 10th percentile of RTT, by block means, from which RTT counts as varied; or twice that at the top."""
 
 _RECENT_RTT: Final = 16
+_QUANTILES: Final = np.array([0.0, 0.1, 0.9, 1.0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Rows:
     weights: Array
     blocks: Blocks
     rtt: Array  # mean of the row's block; NaN where nobody told
-    low: float  # 10th, 90th percentile of the blocks' RTT
+    low: float  # lowest and highest of the blocks' RTT, and its 10th percentile
     high: float
     floor: float
     now: float
@@ -57,32 +56,36 @@ class Hits:
 
 def rows_of(samples: Samples, half_life: float) -> Rows:
     """Orders samples by engine and time, cuts blocks, weighs by age."""
-    engine = samples["engine"]
-    at = samples["at"]
-    newest = float(at.max())
-    if np.ptp(engine) > 0.0:
-        samples = samples.rows(np.argsort(engine, kind="stable"))
-        engine = samples["engine"]
-    weights = np.exp2((samples["at"] - newest) / half_life)
+    told = samples["rtt"]
+    last = told[np.flatnonzero(told == told)[-_RECENT_RTT:]]  # rows come in time
+    samples = samples.rows(_by_engine(samples["engine"]))
+    weights = np.exp2((samples["at"] - float(samples["at"].max())) / half_life)
     rtt = samples["rtt"]
-    blocks = cut(engine, rtt)
+    blocks = cut(samples["engine"], rtt)
     known = rtt == rtt
     count = np.bincount(blocks.of, known, blocks.count)
     mean = np.bincount(blocks.of, np.where(known, rtt, 0.0), blocks.count) / np.maximum(count, 1.0)
     mean[count == 0] = np.nan
+    every = mean.take(blocks.of)
     low = high = floor = now = math.nan
     varies = False
     if known.any():
-        every = np.sort(np.repeat(mean[count > 0], np.maximum(count[count > 0], 1.0).astype(np.intp)))
-        low, high = (float(every[round(q * (every.size - 1))]) for q in (0.0, 1.0))
-        floor, top = (float(every[round(q * (every.size - 1))]) for q in (0.1, 0.9))
-        order = np.flatnonzero(known)
-        last = order[np.argsort(samples["at"][order], kind="stable")[-_RECENT_RTT:]]
-        now = float(np.median(rtt[last]))
+        order = np.argsort(mean)  # NaN last
+        rank = np.cumsum(count[order])
+        at = np.searchsorted(rank, np.round((rank[-1] - 1.0) * _QUANTILES), "right")
+        low, floor, top, high = mean[order[at]].tolist()
+        now = median(last)
         varies = top > RTT_VARIES * floor or high > 2.0 * RTT_VARIES * floor
         if varies:
-            varies = _beyond_error(rtt[known], mean[blocks.of[known]], count[count > 0], mean[count > 0])
-    return Rows(samples, weights, blocks, mean[blocks.of], low, high, floor, now, varies)
+            varies = _beyond_error(rtt[known], every[known], count[count > 0], mean[count > 0])
+    return Rows(samples, weights, blocks, every, low, high, floor, now, varies)
+
+
+def _by_engine(engine: Array) -> Ints:
+    """Order of rows by engine, else as they came: two radix sorts of 16 bits take a fifth of one of floats."""
+    key = engine.astype(np.int64)
+    order = np.argsort((key & 0xFFFF).astype(np.uint16), kind="stable")
+    return order[np.argsort((key >> 16 & 0xFFFF).astype(np.uint16)[order], kind="stable")]
 
 
 def _beyond_error(rtt: Array, block: Array, count: Array, mean: Array) -> bool:
@@ -91,46 +94,45 @@ def _beyond_error(rtt: Array, block: Array, count: Array, mean: Array) -> bool:
     if within < count.size / 2.0:
         return True
     error = float(np.square(rtt - block).sum()) / within
-    total = float(np.average(np.square(mean - np.average(mean, weights=count)), weights=count)) * rtt.size
+    total = mean_of(np.square(mean - mean_of(mean, count)), count) * rtt.size
     return total / max(count.size - 1, 1) > 4.0 * error
 
 
-def hits_of(rows: Rows, hit: Mask, looked: Mask) -> Hits:
+def hits_of(rows: Rows, hit: Ints, looked: Ints) -> Hits:
     """Fits lookup and fetch, and brings every hit to the reference size."""
     own = rows.samples.rows(hit)
     prompt, local, matched, running = (float(own[name].mean()) for name in ("prompt", "local", "loaded", "running"))
     token_bytes = float(own["bytes"].sum() / own["loaded"].sum())
-    tested = rows.samples
-    of_looked = Blocks(rows.blocks.of[looked], rows.blocks.count, rows.blocks.chain)
-    seen = np.where(np.isfinite(rows.rtt), rows.rtt, 0.0 if not np.isfinite(rows.floor) else rows.floor)
+    seen = np.where(rows.rtt == rows.rtt, rows.rtt, rows.floor if math.isfinite(rows.floor) else 0.0)
+    tested = rows.samples.rows(looked)
     lookup = fit_cost(
-        tested["lookup"][looked], seen[looked], tested["matched"][looked] / matched, np.zeros(int(looked.sum())),
-        tested["trips_lookup"][looked], rows.weights[looked], of_looked, varies=rows.varies,
+        tested["lookup"], seen.take(looked), tested["matched"] / matched, np.zeros(looked.size),
+        tested["trips_lookup"], rows.weights.take(looked),
+        Blocks(rows.blocks.of.take(looked), rows.blocks.count, rows.blocks.chain), varies=rows.varies,
     )  # fmt: skip
-    index = np.flatnonzero(hit)
-    size, seconds, trips = own["loaded"] / matched, own["fetch"], own["trips_fetch"]
-    leaders, size, seconds, trips = _loads(own["batch"], size, seconds, trips)
-    index = index[leaders]
-    flight = np.maximum(np.nan_to_num(own["inflight"][leaders], nan=1.0) - 1.0, 0.0)
-    of = rows.blocks.of[index]
+    leaders, size, seconds, trips = _loads(own["batch"], own["loaded"] / matched, own["fetch"], own["trips_fetch"])
+    index = hit.take(leaders)
+    if leaders.size < len(own):
+        own = rows.samples.rows(index)
+    flight = np.fmax(own["inflight"] - 1.0, 0.0)  # NaN: alone
+    of, rtt, weights = rows.blocks.of.take(index), seen.take(index), rows.weights.take(index)
     fetch = fit_cost(
-        seconds, seen[index], size, flight, trips, rows.weights[index],
-        Blocks(of, rows.blocks.count, rows.blocks.chain), varies=rows.varies,
+        seconds, rtt, size, flight, trips, weights, Blocks(of, rows.blocks.count, rows.blocks.chain),
+        varies=rows.varies,
     )  # fmt: skip
-    typical = float(np.median(flight))
-    alone = tested["lookup"][index]
-    own_size = tested["loaded"][index] / matched
-    expected = np.asarray(lookup.seconds(seen[index], own_size)) * (alone > 0.0)
-    expected = expected + np.asarray(fetch.seconds(seen[index], size, flight))
-    reference = np.asarray(lookup.seconds(seen[index], 1.0)) + np.asarray(fetch.seconds(seen[index], 1.0, typical))
+    typical = median(flight)
+    alone = own["lookup"]
+    expected = np.asarray(lookup.seconds(rtt, own["loaded"] / matched)) * (alone > 0.0)
+    expected = np.maximum(expected + np.asarray(fetch.seconds(rtt, size, flight)), 1e-9)
+    reference = np.asarray(lookup.seconds(rtt, 1.0)) + np.asarray(fetch.seconds(rtt, 1.0, typical))
     total = alone + seconds
-    trust = _trust(np.log(np.maximum(total, 1e-9) / np.maximum(expected, 1e-9)), of)
+    ratio = total / expected
+    trust = _trust(np.log(np.maximum(ratio, 1e-9)), of)
     return Hits(
-        rows=tested.rows(index), prompt=prompt, local=local, matched=matched, running=running,
+        rows=own, prompt=prompt, local=local, matched=matched, running=running,
         token_bytes=token_bytes, flight=typical, lookup=lookup, fetch=fetch,
-        remote=_to_reference(total, total * reference / np.maximum(expected, 1e-9), size, flight - typical, of,
-                             rows.weights[index] * trust), trust=trust, weights=rows.weights[index], of=of,
-        rtt=seen[index],
+        remote=_to_reference(total, ratio * reference, size, flight - typical, of, weights * trust),
+        trust=trust, weights=weights, of=of, rtt=rtt,
     )  # fmt: skip
 
 
@@ -142,9 +144,9 @@ def _trust(residual: Array, of: Ints) -> Array:
     for _ in range(2):
         apart = residual - centre
         spread = max(1.4826 * middle(np.abs(apart[thin])), 0.005)
-        trust = np.square(np.clip(1.0 - np.square(apart / (4.685 * spread)), 0.0, None))
+        trust = np.square(np.maximum(1.0 - np.square(apart / (4.685 * spread)), 0.0))
         count = np.bincount(of, trust)
-        centre = np.where(count > 0.0, np.bincount(of, trust * residual) / np.maximum(count, 1e-12), 0.0)[of]
+        centre = (np.bincount(of, trust * residual) / np.maximum(count, 1e-12)).take(of)
     return trust
 
 
@@ -158,20 +160,21 @@ def _to_reference(total: Array, ratio: Array, size: Array, flight: Array, of: In
     safe = np.maximum(count, 1e-12)
 
     def mean(values: Array) -> Array:
-        result: Array = (np.bincount(of, weights * values) / safe)[of]
+        result: Array = (np.bincount(of, weights * values) / safe).take(of)
         return result
 
-    level = np.maximum(mean(ratio), 1e-9)
-    inner, crowd = size - mean(size), flight - mean(flight)
-    whole = size - np.average(size, weights=weights + 1e-12)
+    inner = size - mean(size)
+    whole = size - mean_of(size, weights + 1e-12)
     if float(weights @ np.square(inner)) <= 0.2 * float(weights @ np.square(whole)) or total.size < 60:
         return ratio
-    x = np.column_stack((inner * float(level.mean()), inner * level, crowd))
-    w = weights / np.square(level)
-    gram = x.T @ (x * w[:, None])
+    level = np.maximum(mean(ratio), 1e-9)
+    overall = float(level.mean())
+    x = np.stack((inner * overall, inner * level, flight - mean(flight)))
+    weighted = x * (weights / np.square(level))
+    gram = weighted @ x.T
     gram.flat[::4] += 1e-9 * np.trace(gram) + 1e-30
-    slope = np.linalg.solve(gram, x.T @ (w * (total - mean(total))))
-    part = (slope[0] * float(level.mean()) + slope[1] * level) * (size - 1.0) + slope[2] * flight
+    slope = np.linalg.solve(gram, weighted @ (total - mean(total)))
+    part = (slope[0] * overall + slope[1] * level) * (size - 1.0) + slope[2] * flight
     moved: Array = np.maximum(total - part, 1e-9)
     return moved
 

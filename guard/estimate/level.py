@@ -7,11 +7,15 @@ import numpy as np
 
 from guard.estimate import curve as curves
 from guard.estimate import inflection
+from guard.estimate.blocks import Ints
 from guard.estimate.curve import Curve, Knots
 from guard.estimate.hits import Hits, Rows
+from guard.estimate.linear import mean as mean_of
+from guard.estimate.linear import median, middle
 from guard.estimate.samples import Array
 
 _RECENT: Final = 8
+_FACTOR: Final = 0.5  # of logs: 1.65
 
 
 def curve_of(rows: Rows, hits: Hits) -> tuple[Curve | None, Knots]:
@@ -36,32 +40,29 @@ def _moments(rows: Rows, hits: Hits, w: Array, count: Array, used: Array, z: Arr
     """
     mean = np.zeros(rows.blocks.count)
     mean[used] = z
-    square = np.bincount(hits.of, w * np.square(hits.remote - mean[hits.of]), rows.blocks.count)[used] / count[used]
-    level = np.full(z.size, float(np.average(z, weights=count[used])))
+    share = count[used]
+    square = np.bincount(hits.of, w * np.square(hits.remote - mean.take(hits.of)), rows.blocks.count)[used] / share
+    overall = mean_of(z, share)
+    level = np.full(z.size, overall)
     if rows.varies and z.size > 2 and np.ptp(x) > 0.0:
-        apart = x - float(np.average(x, weights=count[used]))
-        share = count[used] / level
-        level += apart * float((share * apart) @ z) / float((share * apart) @ apart)
+        apart = x - mean_of(x, share)
+        level += apart * (float((share * apart) @ z) / float((share * apart) @ apart))
         level = np.maximum(level, 0.25 * float(z.min()))
     level2 = np.square(level)
-    typical = float(np.median(level2))
-    a = np.column_stack((np.full(z.size, typical), level2)) / (level2 + typical)[:, None]
-    b = square / (level2 + typical)
-    v1 = float(np.average(b * (level2 + typical) / level2, weights=count[used]))
+    typical = median(level2)
+    v0, v1 = 0.0, mean_of(square / level2, share)
     if z.size >= 6:
-        solved = np.linalg.lstsq(a, b, rcond=None)[0]
-        v0, v1 = (float(value) for value in solved)
+        a = np.stack((np.full(z.size, typical), level2)) / (level2 + typical)
+        gram, moment = a @ a.T, a @ (square / (level2 + typical))
+        gram.flat[::3] += 1e-10 * np.trace(gram)  # where the level is the same everywhere, half of each
+        v0, v1 = (float(value) for value in np.linalg.solve(gram, moment))
         if v0 < 0.0 or v1 < 0.0:
-            v0, v1 = (0.0, float(a[:, 1] @ b / (a[:, 1] @ a[:, 1]))) if v0 < v1 else (
-                float(a[:, 0] @ b / (a[:, 0] @ a[:, 0])), 0.0)  # fmt: skip
-    else:
-        v0 = 0.0
+            v0, v1 = (0.0, float(moment[1] / gram[1, 1])) if v0 < v1 else (float(moment[0] / gram[0, 0]), 0.0)
     variance = v0 * typical + v1 * level2
     variance = np.maximum(variance, 1e-8 * typical + 1e-18)
-    overall = float(np.average(z, weights=count[used]))
     effective = max(z.size - 1, 1)
     if z.size > 1:
-        error = math.sqrt(float(np.average(np.square(z - overall), weights=count[used])) / effective)
+        error = math.sqrt(mean_of(np.square(z - overall), share) / effective)
         error *= curves.t_squared(effective) ** 0.5 / 1.96
     else:
         error = overall
@@ -75,20 +76,20 @@ def recent_factor(hits: Hits, curve: Curve | None) -> float:
     """
     if hits.remote.size < 2 * _RECENT:
         return 1.0
-    line = curve.draws if curve is not None else None
-    expected: Array
-    if line is not None:
-        hinge = curve.hinge if curve is not None and curve.hinge is not None else None
-        best = (
-            hinge if hinge is not None and curve is not None and curve.p_value < 0.05 else curve.line if curve else line
-        )
-        expected = np.maximum(best.at(hits.rtt), 1e-9)
+    if curve is None:
+        level = np.array([mean_of(hits.remote, hits.trust + 1e-9)])
+        best = Knots(level, np.zeros(1), np.zeros(1), np.zeros(1))
     else:
-        expected = np.full(hits.remote.size, max(float(np.average(hits.remote, weights=hits.trust + 1e-9)), 1e-9))
-    ratio = np.log(np.maximum(hits.remote, 1e-9) / expected)
-    last = ratio[np.argsort(hits.rows["at"], kind="stable")[-_RECENT:]]
-    usual = max(1.4826 * float(np.median(np.abs(ratio - np.median(ratio)))), 0.01)
-    middle = float(np.median(last))
-    if np.all(np.sign(last) == np.sign(middle)) and abs(middle) > max(4.0 * usual, 0.5):
-        return math.exp(middle)
-    return 1.0
+        best = curve.hinge if curve.hinge is not None and curve.p_value < 0.05 else curve.line
+
+    def apart(chosen: Ints | slice) -> Array:
+        result: Array = np.log(np.maximum(hits.remote[chosen], 1e-9) / np.maximum(best.at(hits.rtt[chosen]), 1e-9))
+        return result
+
+    last = apart(np.argpartition(hits.rows["at"], -_RECENT)[-_RECENT:])
+    centre = median(last)
+    if abs(centre) <= _FACTOR or not np.all(np.sign(last) == np.sign(centre)):
+        return 1.0
+    every = apart(slice(None))
+    usual = max(1.4826 * middle(np.abs(every - middle(every))), 0.01)
+    return math.exp(centre) if abs(centre) > 4.0 * usual else 1.0

@@ -39,13 +39,20 @@ class Prefill:
         """Mean over median of lognormal noise."""
         return math.exp(0.5 * self.model.spread**2)
 
+    def seconds(self, prompt: float, computed: Array, running: float) -> Array:
+        """Median times, one for each count of computed tokens."""
+        m = self.model
+        alone = m.a + m.b * computed + m.d * computed * (prompt - computed / 2.0)
+        result: Array = alone * (1.0 + m.load_per_running * running)
+        return result
+
     def saved(self, prompt: float, local: float, matched: float, running: float) -> tuple[float, float]:
         """Mean prefill time that a hit of `matched` tokens saves, and its standard error."""
         full, rest = prompt - local, max(prompt - local - matched, 1.0)
         value = self.mean(prompt, full, running) - self.mean(prompt, rest, running)
         terms = _terms(np.array([prompt, prompt]), np.array([full, rest]))
-        alone = terms @ self.fit.beta[:3]
-        row = terms[0] - terms[1]
+        alone = self.fit.beta[:3] @ terms
+        row = terms[:, 0] - terms[:, 1]
         if self.fit.beta.size == 4:
             row = np.append(row, running * (alone[0] - alone[1]))
         variance = float(self.fit.covariance(row[None])[0, 0])
@@ -67,7 +74,7 @@ def fit_prefill(samples: Samples, weights: Array, blocks: Blocks) -> Prefill | N
         n, c, y, running, weights = n[used], c[used], y[used], running[used], weights[used]
         blocks = Blocks(blocks.of[used], blocks.count, blocks.chain)
     if straight:
-        proportion = fit(c[:, None], y, weights, blocks)
+        proportion = fit(c[None], y, weights, blocks)
         beta = np.array([0.0, proportion.beta[0], 0.0])
         influence = np.zeros((blocks.count, 3))
         influence[:, 1] = proportion.influence[:, 0]
@@ -78,11 +85,11 @@ def fit_prefill(samples: Samples, weights: Array, blocks: Blocks) -> Prefill | N
     if np.ptp(running) > 0.0:
         every = slice(None, None, max(1, y.size // _THIN))
         thin = Blocks(blocks.of[every], blocks.count, blocks.chain)
-        first = fit(terms[every], y[every], weights[every], thin)
-        both = np.column_stack((terms, running * (terms @ first.beta)))
-        result = fit(both, y, weights, blocks)
+        first = fit(terms[:, every], y[every], weights[every], thin)
+        result = fit(np.vstack((terms, running * (first.beta @ terms))), y, weights, blocks)
         # The load's share was fitted on times that have the mean load in them.
-        load = float(result.beta[3] * (terms @ first.beta).mean() / (terms @ result.beta[:3]).mean())
+        mean = terms.mean(axis=1)
+        load = float(result.beta[3] * (mean @ first.beta) / (mean @ result.beta[:3]))
     else:
         result = fit(terms, y, weights, blocks)
     a, b, d = (float(value) for value in result.beta[:3])
@@ -90,4 +97,4 @@ def fit_prefill(samples: Samples, weights: Array, blocks: Blocks) -> Prefill | N
 
 
 def _terms(n: Array, c: Array) -> Array:
-    return np.column_stack((np.ones_like(c), c, c * (n - c / 2.0)))
+    return np.stack((np.ones_like(c), c, c * (n - c / 2.0)))

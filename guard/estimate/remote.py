@@ -83,7 +83,7 @@ def fit_cost(
         if _varies(flight):
             columns["flight"] = flight
     names = tuple(columns)
-    result = fit(np.column_stack(list(columns.values())), y, weights, blocks)
+    result = fit(np.stack(list(columns.values())), y, weights, blocks)
     beta = dict(zip(names, map(float, result.beta), strict=True))
     trips_level, trips_size = beta.get("rtt", 0.0), beta.get("rtt_size", 0.0)
     if "rtt" in columns and columns["rtt"] is not rtt:  # beta is per reported round trip: back to per request
@@ -97,8 +97,9 @@ def fit_cost(
 
 
 def _varies(values: Array) -> bool:
-    mean = float(np.abs(values).mean())
-    return mean > 0.0 and float(values.std()) > _VARIES * mean
+    mean = float(values.mean())
+    apart = values - mean
+    return mean > 0.0 and float(apart @ apart) > (_VARIES * mean) ** 2 * values.size
 
 
 def _trips_by_size(trips: Array, size: Array) -> tuple[float, float]:

@@ -14,6 +14,8 @@ from guard.wire import RequestRecord
 Array = npt.NDArray[Any]
 """Numbers, mostly float64."""
 
+Mask = npt.NDArray[np.bool_]
+
 REMOTE: Final = 1.0
 DECLINE: Final = 2.0
 SKIP: Final = 3.0
@@ -184,7 +186,7 @@ def pooled(parts: list[Samples], capacity: int = CAPACITY) -> Samples:
     total = sum(map(len, parts))
     step = -(-total // capacity) if total else 1
     data = np.concatenate([part.data[:, ::step] for part in parts], axis=1)
-    return Samples(data[:, np.argsort(data[0], kind="stable")]) if len(parts) > 1 else Samples(data)
+    return Samples(data, np.argsort(data[0], kind="stable")) if len(parts) > 1 else Samples(data)
 
 
 def _code(name: str) -> pl.Expr:

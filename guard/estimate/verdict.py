@@ -13,6 +13,7 @@ import numpy as np
 
 from guard.estimate.blocks import Ints
 from guard.estimate.curve import Curve, t_squared
+from guard.estimate.linear import mean, middle
 from guard.estimate.prefill import Prefill
 from guard.estimate.remote import Cost
 from guard.estimate.samples import Array, Samples
@@ -69,7 +70,7 @@ def judge(evidence: Evidence, departure: Figure, knee: Figure) -> Verdict:
 
 
 def _state(evidence: Evidence, departure: Figure) -> tuple[State, str]:
-    read = float(np.median(evidence.remote)) if evidence.remote.size else 0.0
+    read = middle(evidence.remote) if evidence.remote.size else 0.0
     ttft = evidence.rest + read
     if evidence.net is not None and evidence.net[1] > 0.0 and evidence.net[0] > NOISE * ttft:
         return "harmful", f"choosing remote costs {_time(evidence.net[0])} more than recomputing"
@@ -97,12 +98,13 @@ def _cause(evidence: Evidence) -> tuple[Cause, str]:
     queue = rows["before"] + rows["slot"] + rows["resume"]
     load = evidence.prefill.model.load_per_running * rows["running"] if evidence.prefill is not None else 0.0
     queue = queue + rows["prefill"] * load / (1.0 + load)
-    flight = np.maximum(np.nan_to_num(rows["inflight"], nan=1.0) - 1.0, 0.0)
+    flight = np.fmax(rows["inflight"] - 1.0, 0.0)  # NaN: alone
     count = np.bincount(evidence.of, evidence.trust, evidence.blocks)
     used = count > 0.0
+    weight = count[used]
 
     def per_block(values: Array) -> Array:
-        result: Array = np.bincount(evidence.of, evidence.trust * values, evidence.blocks)[used] / count[used]
+        result: Array = np.bincount(evidence.of, evidence.trust * values, evidence.blocks)[used] / weight
         return result
 
     crowd = evidence.fetch.flight * (flight - evidence.flight)
@@ -111,14 +113,13 @@ def _cause(evidence: Evidence) -> tuple[Cause, str]:
     order = np.argsort(total)
     quarter = max(order.size // 4, 1)
     slow, fast = order[-quarter:], order[:quarter]
-    weight = count[used]
 
     def moved(values: Array) -> float:
-        return float(np.average(values[slow], weights=weight[slow]) - np.average(values[fast], weights=weight[fast]))
+        return mean(values[slow], weight[slow]) - mean(values[fast], weight[fast])
 
-    base = evidence.rest + float(np.average(total[fast], weights=weight[fast]))
+    base = evidence.rest + mean(total[fast], weight[fast])
     if moved(total) < MOVED * base or order.size < 2:
-        return _composition(evidence, float(np.average(waits, weights=weight)))
+        return _composition(evidence, mean(waits, weight))
     slope = 0.0
     if evidence.curve is not None:
         error = evidence.curve.slope_error * t_squared(evidence.curve.freedom) ** 0.5
@@ -172,8 +173,9 @@ def _largest(shares: dict[Cause, float], of: str) -> tuple[Cause, str]:
 def _end_to_end(evidence: Evidence) -> str:
     """Words where reads shorten TTFT but whole requests take longer than recomputed ones."""
     rows = evidence.rows
-    with np.errstate(invalid="ignore"):
-        known = np.isfinite(rows["e2e"]) & (rows["e2e"] > 0.0)
+    known = (rows["e2e"] > 0.0) & (rows["e2e"] < np.inf)
+    if not known.any():
+        return ""
     loaded = rows["loaded"] > 0.0
     other = known & ~loaded & (rows["computed"] >= 0.5 * evidence.computed)
     own = known & loaded
