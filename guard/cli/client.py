@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from guard.cli.errors import FAILED, USAGE, fail
+from guard.cli.errors import FAILED, USAGE, ChangedError, fail
 
 TIMEOUT = 10.0
 _ASKED_WRONGLY = (400, 422)
@@ -37,11 +37,19 @@ class Client:
         return self.call("GET", path, params=params)
 
     def call(
-        self, method: str, path: str, *, params: Mapping[str, Any] | None = None, body: Any = None, wait: float = 0.0
-    ) -> Any:
-        """Calls and returns the JSON answer; `wait` is how long the service may take on top."""
+        self, method: str, path: str, *, params: Mapping[str, Any] | None = None, body: Any = None, wait: float = 0.0,
+        etag: str = "",
+    ) -> Any:  # fmt: skip
+        """Calls and returns the JSON answer; `wait` is how long the service may take on top.
+
+        Raises:
+            ChangedError: `etag` is given, and what it names is no longer there.
+        """
+        headers = {"If-Match": etag} if etag else None
         try:
-            response = self._http.request(method, path, params=params, json=body, timeout=TIMEOUT + wait)
+            response = self._http.request(
+                method, path, params=params, json=body, headers=headers, timeout=TIMEOUT + wait
+            )
         except httpx2.TimeoutException:
             fail(f"{self.endpoint} did not answer in time", "is the service stuck? see its log and /livez?verbose")
         except httpx2.HTTPError as error:
@@ -49,6 +57,8 @@ class Client:
                 f"cannot reach the service at {self.endpoint}: {error}",
                 "start it with: kvguard serve; or name another with --endpoint or KVGUARD_ENDPOINT",
             )
+        if response.status_code == 412 and etag:
+            raise ChangedError(_problem(response)[0])
         if not response.is_success:
             fail(*_problem(response), code=USAGE if response.status_code in _ASKED_WRONGLY else FAILED)
         try:

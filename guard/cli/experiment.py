@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from guard.cli.errors import USAGE, fail
+from guard.cli.errors import USAGE, ChangedError, fail
 from guard.cli.options import DEFAULT_ENDPOINT, CaFile, Endpoint, Json, TokenFile, duration
 from guard.cli.show import console, dump, seconds, table
 from guard.control.switchback import Block, Effect, effect, order
@@ -32,6 +32,8 @@ def experiment(
 ) -> None:
     """Compare remote reads on and off on live traffic by a switchback; Ctrl-C puts back what was in force.
 
+    A switch of somebody else's ends it, and stands.
+
     Requests of the off blocks recompute: choose a scope that may. The answer is mean TTFT with reads over without,
     by what was asked for when a request arrived, with a 95 % interval over pairs of blocks.
     """
@@ -43,17 +45,26 @@ def experiment(
     with Client(endpoint, token_file, ca_file) as client:
         before, began = _in_force(client, scope), time.monotonic()
         blocks: list[Block] = []
+        etag = before["etag"] if before else ""
+        ours = False
         try:
             for number, (pair, arm) in enumerate(order(pairs, random.Random(seed))):  # noqa: S311
-                _switch(client, scope, arm, length + MARGIN, f"experiment, block {number + 1} of {2 * pairs}")
+                reason = f"experiment, block {number + 1} of {2 * pairs}"
+                answer = _switch(client, scope, arm, length + MARGIN, reason, etag)
+                etag, ours = answer["override"]["etag"], True
+                _check(answer)
                 if not as_json:
                     typer.echo(f"block {number + 1} of {2 * pairs}: {arm} for {length:g} s", err=True)
                 time.sleep(length)
                 blocks.append(_measured(client, scope, pair, arm, length - wash))
         except KeyboardInterrupt:
             pass  # what was measured so far is told
+        except ChangedError:
+            ours = False
+            typer.echo(f"stopped: somebody else has switched {scope}, which stands", err=True)
         finally:
-            _put_back(client, scope, before, time.monotonic() - began)
+            if ours:
+                _put_back(client, scope, before, time.monotonic() - began, etag)
     _show(effect(blocks), blocks, scope, as_json=as_json)
 
 
@@ -62,23 +73,29 @@ def _in_force(client: "Client", scope: str) -> dict[str, Any] | None:
     return next((item for item in overrides if item["scope"] == scope), None)
 
 
-def _switch(client: "Client", scope: str, mode: str, ttl: float, reason: str) -> None:
+def _switch(client: "Client", scope: str, mode: str, ttl: float, reason: str, etag: str) -> Any:
     body = {"mode": mode, "ttl_seconds": ttl, "reason": reason, "on_lease_expiry": "open"}
-    answer = client.call("PUT", f"/v1/offload/{quote(scope)}", params={"wait": 5}, body=body, wait=5)
+    return client.call("PUT", f"/v1/offload/{quote(scope)}", params={"wait": 5}, body=body, wait=5, etag=etag)
+
+
+def _check(answer: Any) -> None:
     if answer["pending"]:
         fail(f"not applied by {', '.join(answer['pending'][:5])}", "see: kvguard status")
     if answer["shadowed"]:
         fail("a switch of a narrower scope holds for some engines", "clear it, or choose its scope")
 
 
-def _put_back(client: "Client", scope: str, before: dict[str, Any] | None, elapsed: float) -> None:
+def _put_back(client: "Client", scope: str, before: dict[str, Any] | None, elapsed: float, etag: str) -> None:
     path = f"/v1/offload/{quote(scope)}"
     left = before["ttl_seconds"] - elapsed if before and before["ttl_seconds"] is not None else None
-    if before is None or (left is not None and left <= 0.0):
-        client.call("DELETE", path, params={"reason": "experiment over"})
-        return
-    keys = ("mode", "stores", "on_lease_expiry", "reason")
-    client.call("PUT", path, body={**{key: before[key] for key in keys}, "ttl_seconds": left})
+    try:
+        if before is None or (left is not None and left <= 0.0):
+            client.call("DELETE", path, params={"reason": "experiment over"}, etag=etag)
+            return
+        keys = ("mode", "stores", "on_lease_expiry", "reason")
+        client.call("PUT", path, body={**{key: before[key] for key in keys}, "ttl_seconds": left}, etag=etag)
+    except ChangedError:
+        typer.echo(f"not put back: somebody else has switched {scope}, which stands", err=True)
 
 
 def _measured(client: "Client", scope: str, pair: int, arm: str, span: float) -> Block:
