@@ -46,7 +46,7 @@ def experiment(
         before, began = _in_force(client, scope), time.monotonic()
         blocks: list[Block] = []
         etag = before["etag"] if before else ""
-        ours = False
+        ours, reason = False, ""
         try:
             for number, (pair, arm) in enumerate(order(pairs, random.Random(seed))):  # noqa: S311
                 reason = f"experiment, block {number + 1} of {2 * pairs}"
@@ -58,7 +58,10 @@ def experiment(
                 time.sleep(length)
                 blocks.append(_measured(client, scope, pair, arm, length - wash))
         except KeyboardInterrupt:
-            pass  # what was measured so far is told
+            # What was measured so far is told. It may have come while a switch was under way.
+            there = _in_force(client, scope)
+            if there and there["reason"] == reason:
+                etag, ours = there["etag"], True
         except ChangedError:
             ours = False
             typer.echo(f"stopped: somebody else has switched {scope}, which stands", err=True)

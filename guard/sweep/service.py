@@ -21,7 +21,7 @@ class Service:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._http = httpx2.Client(base_url=url, headers=headers, timeout=APPLY_SECONDS + 5.0, trust_env=False)
         self._path = f"/v1/offload/{quote(scope)}"
-        self._mode = ""
+        self._etag = ""  # of the switch that the sweep has put, empty where there is none
 
     def __enter__(self) -> Self:
         return self
@@ -33,23 +33,31 @@ class Service:
         """Puts `mode` in force and waits until the hooks have applied it; no stores while reads are off.
 
         Raises:
-            SweepError: no hook is there, or one does not follow.
+            SweepError: no hook is there, or one does not follow; or somebody else has switched, which stands.
         """
         body = {
             "mode": mode, "stores": mode != "off", "ttl_seconds": SWITCH_TTL, "on_lease_expiry": "open",
             "reason": "kvguard sweep",
         }  # fmt: skip
-        answer = self._call("PUT", f"{self._path}?wait={APPLY_SECONDS:g}", json=body)
+        over = {"If-Match": self._etag} if self._etag else {"If-None-Match": "*"}
+        response = self._send("PUT", f"{self._path}?wait={APPLY_SECONDS:g}", json=body, headers=over)
+        if response.status_code == 412:
+            self._etag = ""
+            raise SweepError("the sweep's switch is in force no more: somebody else has switched, or it ran out")
+        answer = _body(response, "PUT", self._path)
+        self._etag = answer["override"]["etag"]
         if not answer["acknowledged"] or answer["pending"]:
             late = ", ".join(answer["pending"]) or "no engine polls kvguard"
             raise SweepError(f"the hook did not apply {mode!r} within {APPLY_SECONDS:g} s: {late}")
-        self._mode = mode
 
     def restore(self) -> None:
-        """Takes the sweep's switch away."""
-        if self._mode:
-            self._call("DELETE", f"{self._path}?reason=kvguard+sweep+ended")
-            self._mode = ""
+        """Takes the sweep's switch away, unless it ran out or somebody else has switched meanwhile."""
+        if not self._etag:
+            return
+        response = self._send("DELETE", f"{self._path}?reason=kvguard+sweep+ended", headers={"If-Match": self._etag})
+        if response.status_code not in (404, 412):
+            _body(response, "DELETE", self._path)
+        self._etag = ""
 
     def refuse_override(self) -> None:
         """Refuses to start where an operator's switch is in force for the scope: it would be lost.
@@ -88,14 +96,14 @@ class Service:
         response = self._send("GET", "/v1/inflection")
         return dict(response.json()) if response.is_success else None
 
-    def _call(self, method: str, path: str, **more: Any) -> Any:
-        response = self._send(method, path, **more)
-        if not response.is_success:
-            raise SweepError(f"kvguard answered {response.status_code} to {method} {path}: {response.text[:300]}")
-        return response.json()
-
     def _send(self, method: str, path: str, **more: Any) -> httpx2.Response:
         try:
             return self._http.request(method, path, **more)
         except httpx2.HTTPError as error:
             raise SweepError(f"kvguard does not answer: {error or type(error).__name__}") from None
+
+
+def _body(response: httpx2.Response, method: str, path: str) -> Any:
+    if not response.is_success:
+        raise SweepError(f"kvguard answered {response.status_code} to {method} {path}: {response.text[:300]}")
+    return response.json()

@@ -22,6 +22,7 @@ class Fake(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.answers: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         self.asked: list[tuple[str, str, Any]] = []
+        self.over: list[str | None] = []  # the states over which was written
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def will(self, method: str, path: str, status: int, body: Any) -> None:
@@ -35,6 +36,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = self.path.partition("?")[0]
         self.server.asked.append((self.command, self.path, json.loads(body) if body else None))
+        self.server.over.append(self.headers.get("If-Match") or self.headers.get("If-None-Match"))
         found = self.server.answers.get((self.command, path), [(404, {"detail": "no"})])
         status, answer = found.pop(0) if len(found) > 1 else found[0]
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -129,7 +131,8 @@ def test_prompts_are_distinct_and_as_long_as_wanted(fake):
 
 
 def test_a_switch_waits_for_the_hook_and_goes_away(fake):
-    fake.will("PUT", "/v1/offload/engine%3Ahost%3A8000/0", 200, {"acknowledged": ["host:8000/0"], "pending": []})
+    put = {"acknowledged": ["host:8000/0"], "pending": [], "override": {"etag": '"5"'}}
+    fake.will("PUT", "/v1/offload/engine%3Ahost%3A8000/0", 200, put)
     fake.will("DELETE", "/v1/offload/engine%3Ahost%3A8000/0", 200, {})
     with Service(fake.url, scope="engine:host:8000/0") as service:
         service.refuse_override()  # 404: there is none
@@ -138,6 +141,7 @@ def test_a_switch_waits_for_the_hook_and_goes_away(fake):
         service.restore()
     kinds = [asked[0] for asked in fake.asked]
     assert kinds == ["GET", "PUT", "DELETE"]
+    assert fake.over == [None, "*", '"5"']
     body = fake.asked[1][2]
     assert (body["mode"], body["stores"], body["on_lease_expiry"]) == ("off", False, "open")
     assert body["ttl_seconds"] > 0
@@ -145,13 +149,34 @@ def test_a_switch_waits_for_the_hook_and_goes_away(fake):
 
 
 def test_a_hook_that_does_not_follow_is_named(fake):
-    fake.will("PUT", "/v1/offload/fleet", 200, {"acknowledged": [], "pending": ["host:8000/0"]})
-    fake.will("PUT", "/v1/offload/fleet", 200, {"acknowledged": [], "pending": []})
+    put = {"acknowledged": [], "override": {"etag": '"5"'}}
+    fake.will("PUT", "/v1/offload/fleet", 200, {**put, "pending": ["host:8000/0"]})
+    fake.will("PUT", "/v1/offload/fleet", 200, {**put, "pending": []})
+    fake.will("DELETE", "/v1/offload/fleet", 200, {})
     with Service(fake.url) as service:
         with pytest.raises(SweepError, match="host:8000/0"):
             service.switch("off")
         with pytest.raises(SweepError, match="no engine polls"):
             service.switch("off")
+        service.restore()
+    assert [asked[0] for asked in fake.asked] == ["PUT", "PUT", "DELETE"]  # it was in force all the same
+
+
+def test_a_switch_of_somebody_else_stands(fake):
+    put = {"acknowledged": ["host:8000/0"], "pending": [], "override": {"etag": '"5"'}}
+    fake.will("PUT", "/v1/offload/fleet", 200, put)
+    fake.will("PUT", "/v1/offload/fleet", 412, {"detail": "the switch changed meanwhile"})
+    fake.will("DELETE", "/v1/offload/fleet", 412, {"detail": "the switch changed meanwhile"})
+    with Service(fake.url) as service:
+        service.switch("on")
+        with pytest.raises(SweepError, match="somebody else has switched"):
+            service.switch("off")
+        service.restore()
+    assert [asked[0] for asked in fake.asked] == ["PUT", "PUT"]
+    assert fake.over == ["*", '"5"']
+    with Service(fake.url) as service:
+        service._etag = '"5"'
+        service.restore()  # 412: not an error, there is nothing to put back
 
 
 def test_an_override_in_force_is_named(fake):
