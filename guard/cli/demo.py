@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from rich.text import Text
 from guard.cli.client import Client
 from guard.cli.errors import USAGE, fail
 from guard.cli.show import console, fitting, seconds
+from guard.cli.signals import end_as_ctrl_c
 from guard.cli.status import ENGINE_COLUMNS, OPTIONAL, engine_rows
 from guard.errors import ConfigError
 from guard.simulate.link import Link, in_force
@@ -57,9 +57,7 @@ def run(port: int, duration: float | None, *, engines: int | None, script: str |
     except ConfigError as error:
         fail(str(error), "docs/simulate.md explains the keys", code=USAGE)
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-            signal.signal(number, signal.default_int_handler)  # as Ctrl-C: nothing stays behind
+    end_as_ctrl_c()
     with tempfile.TemporaryDirectory(prefix="kvguard-demo-") as state, _service(port, Path(state), scenario) as url:
         source = threading.Thread(
             target=traffic.run, args=(url, scenario), kwargs={"stop_event": stop, "speed": speed},

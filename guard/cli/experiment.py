@@ -3,13 +3,13 @@
 import random
 import time
 from typing import TYPE_CHECKING, Annotated, Any
-from urllib.parse import quote
 
 import typer
 
 from guard.cli.errors import USAGE, ChangedError, fail
 from guard.cli.options import DEFAULT_ENDPOINT, CaFile, Endpoint, Json, TokenFile, duration
 from guard.cli.show import console, dump, seconds, table
+from guard.cli.signals import end_as_ctrl_c
 from guard.control.switchback import Block, Effect, effect, order
 
 if TYPE_CHECKING:  # its library is slow to load, and help needs none of it
@@ -42,6 +42,7 @@ def experiment(
         fail("--washout must be shorter than --block", code=USAGE)
     from guard.cli.client import Client
 
+    end_as_ctrl_c()
     with Client(endpoint, token_file, ca_file) as client:
         before, began = _in_force(client, scope), time.monotonic()
         blocks: list[Block] = []
@@ -77,8 +78,10 @@ def _in_force(client: "Client", scope: str) -> dict[str, Any] | None:
 
 
 def _switch(client: "Client", scope: str, mode: str, ttl: float, reason: str, etag: str) -> Any:
+    from guard.cli.client import segment
+
     body = {"mode": mode, "ttl_seconds": ttl, "reason": reason, "on_lease_expiry": "open"}
-    return client.call("PUT", f"/v1/offload/{quote(scope)}", params={"wait": 5}, body=body, wait=5, etag=etag)
+    return client.call("PUT", f"/v1/offload/{segment(scope)}", params={"wait": 5}, body=body, wait=5, etag=etag)
 
 
 def _check(answer: Any) -> None:
@@ -89,7 +92,9 @@ def _check(answer: Any) -> None:
 
 
 def _put_back(client: "Client", scope: str, before: dict[str, Any] | None, elapsed: float, etag: str) -> None:
-    path = f"/v1/offload/{quote(scope)}"
+    from guard.cli.client import segment
+
+    path = f"/v1/offload/{segment(scope)}"
     left = before["ttl_seconds"] - elapsed if before and before["ttl_seconds"] is not None else None
     try:
         if before is None or (left is not None and left <= 0.0):

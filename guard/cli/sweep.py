@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import signal
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from guard import __version__
 from guard.cli.show import console, dump, table
+from guard.cli.signals import end_as_ctrl_c
 from guard.estimate.shapes import Figure
 from guard.probe import registry
 from guard.probe.prober import Target
@@ -49,7 +49,7 @@ def run(
         SweepError: something does not work as it must; the road and the switch are put back.
     """
     report.require_plots()
-    signal.signal(signal.SIGTERM, _interrupted)
+    end_as_ctrl_c()
     rtt = _prober(probe)
     road = injector.parse(injector_text)
     with (
@@ -140,7 +140,3 @@ def _facts(model: str, injector_text: str, probe: str) -> dict[str, Any]:
 def _progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stderr))
-
-
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
