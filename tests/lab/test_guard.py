@@ -1,10 +1,13 @@
 """The guard in `auto` on real vLLM: the link gets slow and heals under steady load, against reads always and never.
 
 Load is open: a new prompt every `GAP` seconds, whether or not the ones before are answered. Each prompt is in the store
-and nowhere else, and is asked for once. The same schedule is run with the guard, with reads on and with reads off.
+and nowhere else, and is asked for once. The same schedule is run with the guard, with reads on and with reads off. Long
+(`KVGUARD_LAB_FULL=1`), and only true on a machine that does nothing else.
 """
 
+import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -18,7 +21,10 @@ from lab.stack import Stack
 from lab.sweep import NARROW
 from tests.lab.test_explain import TOKENS, cell_of, drive
 
-pytestmark = pytest.mark.lab
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(os.environ.get("KVGUARD_LAB_FULL") != "1", reason="long: KVGUARD_LAB_FULL=1"),
+]
 
 GAP = 0.7
 LOW_SECONDS, HIGH_SECONDS, HEAL_SECONDS = 10.0, 16.0, 20.0
@@ -143,6 +149,9 @@ def test_a_link_that_gets_slow_is_left_and_used_again(
         f" {evidence - step:.2f} s, untagged reads later than 1 s and 5 requests after it: {len(late)};"
         f" remote again {again if again is None else round(again, 1)} s after healing"
     )
+    figure("auto's reasons: " + ", ".join(
+        f"{phase} {dict(Counter(a.record['decision'] + '/' + a.record['reason'] for a in asked))}"
+        for phase, asked in auto.items()))  # fmt: skip
     figure("auto's decisions: " + ", ".join(
         f"{phase} " + "".join("R" if a.remote else "t" if a.record["decision"] == "remote" else "." for a in asked)
         for phase, asked in auto.items()))  # fmt: skip
