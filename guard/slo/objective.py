@@ -1,6 +1,5 @@
 """What an operator promises: TTFT at a percentile, per model and class. Pure values, checked when they are made."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -128,7 +127,7 @@ def _number(where: str, key: str, value: object, high: float) -> float:
 
 
 def _percentile(where: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise ObjectiveError(f"{where}.percentile: {value!r} is not a number")
     if not 0.5 <= value < 1.0:
         hint = f"; write {value / 100:g} for {value:g} %" if 50 <= value < 100 else ""

@@ -1,5 +1,7 @@
 """Objectives: which one holds, what is refused and how it is named."""
 
+import math
+
 import pytest
 
 from guard.slo.burnrate import Tally, standing
@@ -76,3 +78,10 @@ def test_a_tally_forgets_and_survives_clock_steps() -> None:
     assert tally.counts(500.0) == (0, 0)
     tally.add(10.0, met=True)  # a step back counts for the latest slice
     assert tally.counts(55.0) == (4, 3)
+
+
+@pytest.mark.parametrize("value", [10**400, math.inf, math.nan])
+@pytest.mark.parametrize("key", ["percentile", "ttft_seconds", "tpot_seconds"])
+def test_numbers_that_are_none_are_named(key: str, value: float) -> None:
+    with pytest.raises(ObjectiveError, match=key):
+        parse([{"ttft_seconds": 1.0, key: value}])
