@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import structlog
+
 from guard import semconv
 from guard.control import memory
 from guard.control.controller import decide
@@ -32,8 +34,13 @@ SAVE_SECONDS: Final = 5.0
 ATTAIN_SECONDS: Final = 3.0
 """The objective must be out of reach, or in reach again, for so long before it is told."""
 
+SILENT_LIMIT: Final = 10_000
+"""Engines that are silent whose controller's state is remembered."""
+
 CONTROLLER: Final = "controller"
 """Key of the ledger under which the states are kept."""
+
+log = structlog.get_logger("guard.service.controlling")
 
 Link = tuple[float | None, bool | None]
 """Idle RTT of a backend now, seconds, and whether its probes are answered; None: nobody measures."""
@@ -77,6 +84,8 @@ class Controlling:
         self._cells, self._link = cells, link
         self._publish, self._count = publish, count
         self._pools: dict[str, Pool] = {}
+        self._silent: dict[Key, State] = {}  # of engines that poll no longer, should they come back
+        self._failed: set[Key] = set()
         self._fitted: Sequence[Cell] = ()
         self._by_backend: dict[tuple[str, str], dict[str, Cell]] = {}
         self._saved = -math.inf
@@ -161,10 +170,12 @@ class Controlling:
         for backend, members in pools.items():
             parts = self._share(backend, members, now)
             for key, model in members:
-                changed |= self._one(key, model, parts.get(key[0]), len(members), now)
+                changed |= self._alone(key, model, parts.get(key[0]), len(members), now)
         live = {key for members in pools.values() for key, _ in members}
         for key in [each for each in self.units if each not in live]:
-            del self.units[key]
+            self._silent[key] = self.units.pop(key).state
+            if len(self._silent) > SILENT_LIMIT:
+                del self._silent[next(iter(self._silent))]
         self._pools = {backend: pool for backend, pool in self._pools.items() if backend in pools}
         self._changed |= (
             any((unit.state.sent and unit.state.sent.fetch) or unit.state.name != OPEN for unit in self.units.values())
@@ -181,10 +192,25 @@ class Controlling:
         units = {json_key(key): memory.to_json(unit.state, now) for key, unit in self.units.items()}
         return {"at": round(self._clock.wall(), 1), "units": units}
 
+    def _alone(self, key: Key, model: str, part: int | None, members: int, now: float) -> bool:
+        """As `_one`; what fails for one engine costs nobody else their turn, and that engine starts afresh."""
+        try:
+            changed = self._one(key, model, part, members, now)
+        except Exception:  # the outermost frame of one engine's controller
+            if key not in self._failed:
+                log.exception("controller_failed", engine_id=key[0], backend=key[1])
+            self._failed.add(key)
+            self.units.pop(key, None)
+            return False
+        self._failed.discard(key)
+        return changed
+
     def _one(self, key: Key, model: str, part: int | None, members: int, now: float) -> bool:
         unit = self.units.get(key)
         if unit is None:
-            kept = memory.from_json(self._kept.pop(json_key(key), None), now, self._down)
+            kept = self._silent.pop(key, None)
+            if kept is None:
+                kept = memory.from_json(self._kept.pop(json_key(key), None), now, self._down)
             unit = self.units[key] = Unit(kept, model)
         held = self.gathered.of(key)
         link = self._link(key[1])

@@ -245,3 +245,27 @@ def test_engines_of_a_pool_share_their_tries() -> None:
     one, many = (bench.plan().reads.trickle_seconds for bench in (alone, pool))
     assert one is not None
     assert many == 8 * one
+
+
+def test_an_engine_that_was_silent_for_a_while_comes_back_as_it_was() -> None:
+    bench = Bench(engines=2)
+    bench.run(1)
+    unit = bench.made.units["e1", "b"]
+    unit.state = replace(unit.state, name="bypass", since=bench.now, reason="failures", backoff=60.0)
+    both, bench.engines = bench.engines, bench.engines[:1]
+    bench.run(2)
+    assert ("e1", "b") not in bench.made.units
+    bench.engines = both
+    bench.step()
+    assert bench.made.units["e1", "b"].state.name == "bypass"
+
+
+def test_what_fails_for_one_engine_costs_nobody_else_their_turn() -> None:
+    bench = Bench(engines=2)
+    bench.run(1)
+    bench.made.units["e0", "b"].state = None  # type: ignore[assignment]  # as a bug would leave it
+    bench.made.units["e0", "b"].decided = float("-inf")
+    before = bench.made.units["e1", "b"].decided
+    bench.run(2)
+    assert bench.made.units["e1", "b"].decided > before
+    assert bench.plan("e0").state == "open"  # afresh
