@@ -7,9 +7,10 @@ Evidence and what becomes of it:
 
 - a read in flight that is older than projected is `overdue`: a new one is projected to take at least as many times
   its own projection;
-- x = log(actual / projected) of reads that ended: m moves halfway to x, and at once to the lesser of two that follow
-  one another when both are slow. exp(m) is the `slowdown`. m fades with a time constant of five seconds, and moves
-  with the projection when the service sends new coefficients, so that what it has learned does not count twice;
+- x = log(actual / projected) of reads that ended: m moves halfway to x, and at once to the nearer of two that follow
+  one another when both are slower, or both faster, than m. exp(m) is the `slowdown`. m fades with a time constant of
+  five seconds, and moves with the projection when the service sends new coefficients, so that what it has learned does
+  not count twice;
 - three failed reads in a row, none good between: `broken` for ten seconds, then one may try.
 
 A read is no evidence any more once one that began after it ended in time (its request was aborted, its worker died).
@@ -116,8 +117,8 @@ class Pace:
         if x <= self._noise():
             self.proved = max(self.proved, read.start)
         m = self.logarithm(now)
-        both = min(x, self._last)
-        m = both if both > max(m, self._noise()) else max(0.0, m + 0.5 * (x - m))
+        low, high = min(x, self._last), max(x, self._last, 0.0)
+        m = low if low > max(m, self._noise()) else high if high < m else max(0.0, m + 0.5 * (x - m))
         self._m, self._at, self._last = m, now, x
 
     def forget(self, key: int) -> None:

@@ -35,6 +35,15 @@ def test_two_slow_reads_count_in_full_and_one_by_half() -> None:
     assert one.slowdown(end) == 1.0
 
 
+def test_two_fast_reads_after_slow_ones_count_in_full_and_one_by_half() -> None:
+    one = pace()
+    read(one, 0.0, 1.0)
+    read(one, 1.0, 1.0)
+    end = read(one, 2.0, 0.1)
+    assert one.slowdown(end) == pytest.approx(10 ** (0.5 * 2.71828**-0.02), rel=0.01)
+    assert one.slowdown(read(one, 2.2, 0.1)) == 1.0
+
+
 def test_slowness_fades_when_nothing_is_read() -> None:
     one = pace()
     read(one, 0.0, 1.0)

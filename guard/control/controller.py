@@ -7,14 +7,15 @@
 
 The gate in the hook compares every request by the coefficients sent here; the states are for what holds for all of
 them. Into bypass: at once when reads fail or are stuck (progress decides, not liveness), after `PERSIST` seconds when
-no class gains by more than the margin. Out of it: probes say that the link is back and the projection says that reads
-pay, or, where nobody can say, after a backoff whose length is what the last try cost over the budget of lost seconds.
+no class gains by more than the margin. Out of it: RTT fell, another engine's reads pay again, what was stuck moves, or,
+where nobody can say, after a backoff whose length is what the last try cost over the budget of lost seconds.
 Then a trickle of tagged reads; two that paid open, one that did not goes back. Entering and leaving have different
 thresholds, a dwell time and a persistence, so noise moves nothing (docs/control.md).
 """
 
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -66,6 +67,7 @@ class Tuning:
 DEFAULT: Final = Tuning()
 HEALED: Final = "healed"
 PROGRESS: Final = "progress"
+TRY: Final = "try"
 UNREACHABLE: Final = 1e9
 """Stands for the RTT, seconds, of a store that does not answer: any that does is a healed one."""
 
@@ -77,25 +79,29 @@ def decide(state: State, evidence: Evidence, now: float, tuning: Tuning = DEFAUL
     state = _taken_in(state, evidence, now, tuning)
     plain = coefficients(evidence)
     if plain is None:
-        return _step(state, evidence, now, tuning, Coefficients(), None, Projection())
+        return _step(state, evidence, now, tuning, Coefficients(), None, Projection(), Projection())
     costs = idle = costs_of(plain)
-    pace = _pace(state, evidence, idle, tuning)
+    pace = _pace(state.reads[-tuning.reads :], evidence, idle, tuning)
+    sure = _pace(_apart(state.reads, tuning.reads), evidence, idle, tuning)
     wanted = plain
     if pace != 1.0:
         wanted = coefficients(evidence, pace) or plain
         costs = costs_of(wanted)
     state = replace(state, pace=pace)
-    return _step(state, evidence, now, tuning, wanted, costs, project(evidence, costs), idle)
+    projection = certain = project(evidence, costs)
+    if sure != pace:
+        certain = project(evidence, costs_of(coefficients(evidence, sure) or plain))
+    return _step(state, evidence, now, tuning, wanted, costs, projection, certain, idle)
 
 
 def _step(
     state: State, evidence: Evidence, now: float, tuning: Tuning, wanted: Coefficients, costs: Costs | None,
-    projection: Projection, idle: Costs | None = None,
+    projection: Projection, certain: Projection, idle: Costs | None = None,
 ) -> tuple[State, Plan]:  # fmt: skip
-    """`idle` are the costs without what the last reads showed: by models and RTT alone."""
+    """`certain` counts a burst of reads once; `idle` are the costs by models and RTT alone, without the last reads."""
     before = state.name
     if state.name in (OPEN, LIMITED):
-        state = _while_open(state, evidence, now, tuning, costs, projection)
+        state = _while_open(state, evidence, now, tuning, costs, certain)
     elif state.name == BYPASS:
         state = _while_bypass(state, evidence, now, tuning, idle)
     else:
@@ -107,7 +113,7 @@ def _step(
     return state, Plan(
         state=state.name,
         reason=state.reason,
-        reads=_reads(state, evidence, tuning, costs, projection),
+        reads=_reads(state, evidence, tuning, costs, projection, certain),
         coefficients=sent,
         projection=projection,
         evidence=_told(state, evidence, projection),
@@ -121,7 +127,7 @@ def _taken_in(state: State, evidence: Evidence, now: float, tuning: Tuning) -> S
     new = tuple(
         read if read.rtt is not None else replace(read, rtt=evidence.rtt)
         for read in evidence.reads
-        if read.ok and read.seconds > 0.0
+        if read.ok and read.seconds > 0.0 and read.at - read.seconds >= state.fresh
     )
     if new:
         reads = (*reads, *new)[-_KEPT:]
@@ -134,13 +140,9 @@ def _taken_in(state: State, evidence: Evidence, now: float, tuning: Tuning) -> S
     )  # fmt: skip
 
 
-def _pace(state: State, evidence: Evidence, costs: Costs, tuning: Tuning) -> float:
+def _pace(reads: Sequence[Read], evidence: Evidence, costs: Costs, tuning: Tuning) -> float:
     """Median of actual over projected of the last reads; few count less, and what may be noise is 1."""
-    logs = [
-        math.log(read.seconds / expected)
-        for read in state.reads[-tuning.reads :]
-        if (expected := _expected(read, evidence, costs)) > 0.0
-    ]
+    logs = [math.log(read.seconds / expected) for read in reads if (expected := _expected(read, evidence, costs)) > 0.0]
     if not logs:
         return 1.0
     middle = statistics.median(logs) if len(logs) > 2 else 0.0
@@ -150,6 +152,17 @@ def _pace(state: State, evidence: Evidence, costs: Costs, tuning: Tuning) -> flo
         middle = logs[0] / 2.0
     noise = max(tuning.noise, math.log(costs.fetch_tail) / len(logs) ** 0.5)
     return 1.0 if abs(middle) <= noise else math.exp(min(max(middle, -3.0), 7.0))
+
+
+def _apart(reads: Sequence[Read], most: int) -> list[Read]:
+    """The latest reads, none of which began before the one before it had ended: a burst is one observation."""
+    found: list[Read] = []
+    for read in reversed(reads):
+        if not found or read.at <= found[-1].at - found[-1].seconds:
+            found.append(read)
+            if len(found) == most:
+                break
+    return found[::-1]
 
 
 def _expected(read: Read, evidence: Evidence, costs: Costs) -> float:
@@ -202,29 +215,40 @@ def _while_bypass(state: State, evidence: Evidence, now: float, tuning: Tuning, 
     """Looks for healing. `idle` are the costs by RTT and models alone: what made reads slow may be gone unseen."""
     if evidence.reachable is False:
         return state if state.rtt == UNREACHABLE else replace(state, rtt=UNREACHABLE)
+    if any(_released(read, state) for read in evidence.reads):
+        state = replace(state, goods=state.goods + 1)  # kept: the news may come before anything may follow from it
     if now - state.since < tuning.dwell / 2.0:
         return state
     rtt, floor = evidence.rtt, evidence.cells[ALL].rtt_floor if ALL in evidence.cells else None
-    if rtt is not None and state.rtt is not None and rtt < tuning.fallen * state.rtt:
+    if _fallen(state, evidence, tuning) or evidence.peers_healed > state.since:
         return _moved(state, HALF_OPEN, HEALED, now, tuning)
     waited = state.reason == "stalled" or state.lost > 0.0
-    if waited and evidence.oldest_age == 0.0 and any(_released(read, state) for read in evidence.reads):
+    if waited and evidence.oldest_age == 0.0 and state.goods > 0:
         return _moved(state, HALF_OPEN, PROGRESS, now, tuning)
     # Where RTT itself makes reads lose, or is raised and may be what does, it is waited for: a try now and then only.
     raised = rtt is not None and floor is not None and rtt > floor / tuning.fallen
     losing = rtt is not None and idle is not None and project(evidence, idle).best > tuning.leave
     patience = tuning.backoff_limit if raised or losing else state.backoff
     if now - state.since >= patience:
-        return _moved(state, HALF_OPEN, "try", now, tuning)
+        return _moved(state, HALF_OPEN, TRY, now, tuning)
     return replace(state, rtt=rtt) if rtt is not None and rtt > (state.rtt or 0.0) else state  # it may rise after
 
 
+def _fallen(state: State, evidence: Evidence, tuning: Tuning) -> bool:
+    """RTT is well below what it was when reads were stopped: the link has healed."""
+    return evidence.rtt is not None and state.rtt is not None and evidence.rtt < tuning.fallen * state.rtt
+
+
 def _released(read: Read, state: State) -> bool:
-    """A read that was stuck when bypass began has ended well: the link moves again."""
+    """A read that began before the state did, so was stuck, has ended well: the link moves again."""
     return read.ok and read.at - read.seconds < state.since
 
 
 def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None) -> State:
+    if state.reason != HEALED and _fallen(state, evidence, tuning):
+        state = replace(state, since=now, reason=HEALED, goods=0)  # tries under way are of the link that was
+    elif state.reason == TRY and any(_released(read, state) for read in evidence.reads):
+        state = replace(state, reason=PROGRESS)
     tried = [read for read in evidence.reads if read.tagged and read.at - read.seconds >= state.since]
     lost, goods = 0.0, state.goods
     for read in tried:
@@ -245,7 +269,7 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
     if goods >= (1 if state.reason in (HEALED, PROGRESS) else tuning.goods):
         # What was seen before the link healed is no evidence any more.
         fresh = tuple(read for read in state.reads if read.at - read.seconds >= state.since)
-        return _moved(replace(state, reads=fresh, failures=()), OPEN, "healed", now, tuning)
+        return _moved(replace(state, reads=fresh, failures=(), fresh=state.since), OPEN, HEALED, now, tuning)
     return state if goods == state.goods else replace(state, goods=goods)
 
 
@@ -310,7 +334,9 @@ def _limited(
     )
 
 
-def _reads(state: State, evidence: Evidence, tuning: Tuning, costs: Costs | None, projection: Projection) -> Reads:
+def _reads(
+    state: State, evidence: Evidence, tuning: Tuning, costs: Costs | None, projection: Projection, certain: Projection
+) -> Reads:
     if state.name == BYPASS:
         return Reads(share=0.0)
     if state.name == HALF_OPEN:
@@ -330,6 +356,8 @@ def _reads(state: State, evidence: Evidence, tuning: Tuning, costs: Costs | None
         if projection.losing_share > 0.0:
             explore = max(explore, (projection.remote - projection.recompute) / budget)
     explore = min(1.0 / _step_down(1.0 / explore), 3600.0)
+    if certain.losing_share < projection.losing_share:
+        explore = tuning.trickle_seconds  # one slow burst keeps others out; whether it was more is asked at once
     return Reads(max_inflight=cap, min_tokens=least, share=state.share, holdout=holdout, trickle_seconds=explore)
 
 

@@ -10,7 +10,7 @@ from guard.control.shapes import STATES, Coefficients, Read, State
 _PLAIN: Final = (
     "name", "reason", "pace", "goods", "backoff", "lost", "share", "limit", "baseline", "rtt",
 )  # fmt: skip
-_TIMES: Final = ("since", "against_since", "raised")
+_TIMES: Final = ("since", "against_since", "raised", "fresh")
 _READ: Final = tuple(each.name for each in fields(Read))
 _SENT: Final = tuple(each.name for each in fields(Coefficients))
 
@@ -37,6 +37,7 @@ def from_json(data: object, now: float, down: float = 0.0) -> State:
             **{key: data[key] for key in _PLAIN},
             since=_time(data["since"], now - down),
             raised=_time(data["raised"], now - down),
+            fresh=_time(data.get("fresh"), now - down),
             against_since=None if data["against_since"] is None else now - down - float(data["against_since"]),
             failures=tuple(now - down - float(age) for age in data["failures"]),
             reads=tuple(Read(**{**read, "at": now - down - float(read["at"])}) for read in data["reads"]),

@@ -9,6 +9,7 @@ from typing import Final
 
 from guard.control.shapes import ALL, Coefficients, Evidence, Projection
 from guard.costs import ClassCost, Comparison, Costs
+from guard.estimate.remote import FEW
 from guard.estimate.shapes import Cell
 from guard.slo.objective import Objective
 
@@ -26,6 +27,8 @@ def coefficients(evidence: Evidence, pace: float = 1.0) -> Coefficients | None:
     cell = evidence.cells.get(ALL)
     if cell is None or cell.prefill is None or cell.fetch is None or cell.reference_matched <= 0.0:
         return None
+    if min(cell.fetch.n, cell.fetch.n if cell.lookup is None else cell.lookup.n) < FEW:
+        return None  # the estimator knows no part by size yet: a large read would look slow
     rtt = rtt_of(evidence, cell)
     fetch, lookup, prefill = cell.fetch, cell.lookup, cell.prefill
     numbers = {"bytes_per_token": cell.bytes_per_token}

@@ -54,7 +54,7 @@ class Evidence:
     it; `reachable` False when probes fail, None when there are none. `inflight` to `oldest_age` as the hook last told.
     `mix` is requests per second by class (those that could read remotely); `sharing_bytes` what other engines of the
     backend's pool have in flight. `max_inflight` is this engine's part of the pool's budget, `members` how many engines
-    the pool has.
+    the pool has; `peers_healed` is when another of them last opened again because reads paid.
     """
 
     cells: Mapping[str, Cell] = field(default_factory=dict)
@@ -70,6 +70,7 @@ class Evidence:
     sharing_bytes: float = 0.0
     max_inflight: int | None = None
     members: int = 1
+    peers_healed: float = -math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ class State:
     reads: tuple[Read, ...] = ()
     failures: tuple[float, ...] = ()
     pace: float = 1.0  # actual over projected, by the last reads
-    goods: int = 0  # trickle reads that paid, since the state is half-open
+    goods: int = 0  # half-open: trickle reads that paid; bypass: reads that were stuck and have ended well
     backoff: float = 0.0  # seconds in bypass before the next try
     lost: float = 0.0  # what the last bad trickle cost its request, seconds
     share: float = 1.0
@@ -120,6 +121,7 @@ class State:
     baseline: float | None = None
     raised: float = -math.inf  # when share or limit last rose
     sent: Coefficients | None = None
+    fresh: float = -math.inf  # reads that began earlier are of a link that has healed since
     rtt: float | None = None  # when bypass was entered, or last tried in vain
 
 

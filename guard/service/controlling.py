@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import structlog
 
@@ -58,9 +58,19 @@ class Unit:
     decided: float = -math.inf
     link: Link = (None, None)
     since: float | None = None  # Unix time of the last change of state
+    healed: float = -math.inf  # when it last opened again because reads paid
     unattainable_since: float | None = None
     attainable: bool = True
     tally: Tally = field(default_factory=Tally)
+
+
+class Pooled(NamedTuple):
+    """What an engine is told of the others that share its backend."""
+
+    members: int
+    part: int | None  # of the pool's budget of reads in flight
+    sharing_bytes: int  # what the others have in flight
+    healed: float  # when one of them last opened again
 
 
 class Controlling:
@@ -169,8 +179,14 @@ class Controlling:
                 pools.setdefault(backend, []).append(((engine_id, backend), model))
         for backend, members in pools.items():
             parts = self._share(backend, members, now)
+            flights = {key: self.gathered.of(key).flight(now)[1] for key, _ in members}
+            healed = {key: unit.healed for key, _ in members if (unit := self.units.get(key))}
             for key, model in members:
-                changed |= self._alone(key, model, parts.get(key[0]), len(members), now)
+                pooled = Pooled(
+                    len(members), parts.get(key[0]), sum(flights.values()) - flights[key],
+                    max((at for other, at in healed.items() if other != key), default=-math.inf),
+                )  # fmt: skip
+                changed |= self._alone(key, model, pooled, now)
         live = {key for members in pools.values() for key, _ in members}
         for key in [each for each in self.units if each not in live]:
             self._silent[key] = self.units.pop(key).state
@@ -192,10 +208,10 @@ class Controlling:
         units = {json_key(key): memory.to_json(unit.state, now) for key, unit in self.units.items()}
         return {"at": round(self._clock.wall(), 1), "units": units}
 
-    def _alone(self, key: Key, model: str, part: int | None, members: int, now: float) -> bool:
+    def _alone(self, key: Key, model: str, pooled: Pooled, now: float) -> bool:
         """As `_one`; what fails for one engine costs nobody else their turn, and that engine starts afresh."""
         try:
-            changed = self._one(key, model, part, members, now)
+            changed = self._one(key, model, pooled, now)
         except Exception:  # the outermost frame of one engine's controller
             if key not in self._failed:
                 log.exception("controller_failed", engine_id=key[0], backend=key[1])
@@ -205,7 +221,7 @@ class Controlling:
         self._failed.discard(key)
         return changed
 
-    def _one(self, key: Key, model: str, part: int | None, members: int, now: float) -> bool:
+    def _one(self, key: Key, model: str, pooled: Pooled, now: float) -> bool:
         unit = self.units.get(key)
         if unit is None:
             kept = self._silent.pop(key, None)
@@ -224,13 +240,16 @@ class Controlling:
             cells=cells, objective=objective, class_objectives=classes,
             rtt=link[0], reachable=link[1],
             inflight=count, inflight_bytes=size, oldest_age=oldest, reads=held.taken(), mix=held.rates(now),
-            max_inflight=part, members=members,
+            max_inflight=pooled.part, members=pooled.members, sharing_bytes=float(pooled.sharing_bytes),
+            peers_healed=pooled.healed,
         )  # fmt: skip
-        before = unit.plan
+        before, was = unit.plan, unit.state.name
         unit.state, plan = decide(unit.state, evidence, now)
         unit.plan, unit.link, unit.decided = plan, link, now
         unit.costs = costs_of(plan.coefficients) if plan.coefficients.fetch else None
         unit.verdict = cells[ALL].verdict if ALL in cells else Verdict()
+        if (was, unit.state.name) == (HALF_OPEN, OPEN):
+            unit.healed = now
         if plan.changed:
             self._tell(key, unit, before, plan)
         self._attain(key, unit, plan, now)

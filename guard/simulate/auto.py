@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from guard.control.controller import decide
-from guard.control.shapes import STATES, Evidence, Plan, Read, State
+from guard.control.shapes import HALF_OPEN, OPEN, STATES, Evidence, Plan, Read, State
 from guard.correlate.window import Window
 from guard.estimate import fit
 from guard.estimate.shapes import Cell
@@ -64,6 +64,7 @@ class Auto:
         self._leases = [Lease() for _ in numbers]
         self._states = [State() for _ in numbers]
         self._plans: list[Plan | None] = [None for _ in numbers]
+        self._healed = [-math.inf for _ in numbers]
         self._reads: list[list[Read]] = [[] for _ in numbers]
         self._told: deque[tuple[float, RequestRecord]] = deque()
         self.window = Window(max_records=WINDOW, max_seconds=3600.0)
@@ -171,6 +172,7 @@ class Auto:
             cells=self._cells, objective=self._objective, rtt=self._rtt, reachable=self._reachable, inflight=inflight,
             inflight_bytes=size, oldest_age=oldest, reads=reads,
             members=len(self._states), mix={name: n / seconds for name, n in mix.items()},
+            peers_healed=max((at for other, at in enumerate(self._healed) if other != number), default=-math.inf),
             sharing_bytes=float(sum(each[1] for other, each in enumerate(self._inflight) if other != number)),
         )  # fmt: skip
         state = self._states[number]
@@ -179,6 +181,8 @@ class Auto:
         self._seconds[plan.state] += self._tick
         if state.name != before:
             self.changes.append((now, number, state.name, plan.reason))
+            if (before, state.name) == (HALF_OPEN, OPEN):
+                self._healed[number] = now
         held = self._plans[number]
         if held is None or (held.state, held.reads, held.coefficients) != (plan.state, plan.reads, plan.coefficients):
             self._plans[number] = plan

@@ -137,6 +137,43 @@ def test_a_read_in_flight_that_does_not_end_stops_others_and_a_silent_hook_does_
     assert other.plan().state == "open"
 
 
+def test_what_the_others_of_a_backend_have_in_flight_is_reckoned_with() -> None:
+    bench = Bench(engines=3)
+    assert CELL.fetch is not None
+    bench.cells = (replace(CELL, fetch=replace(CELL.fetch, seconds_per_inflight_byte=1e-8)),)
+    bench.run(3)
+    alone = bench.plan().coefficients.fetch["seconds"]
+    for engine in ("e1", "e2"):
+        bench.made.hook(engine, ("p",), {semconv.HOOK_READS: json.dumps({"b": [1, 10_000_000, 0.01]})})
+    bench.run(1)
+    assert bench.plan().coefficients.fetch["seconds"] == pytest.approx(alone + 0.2, rel=0.01)
+    assert bench.plan("e1").coefficients.fetch["seconds"] == pytest.approx(alone + 0.1, rel=0.01)
+
+
+def test_the_first_engine_that_reads_again_brings_the_others_of_its_backend_back() -> None:
+    bench = Bench(engines=3)
+    bench.run(3)
+    for _ in range(4):
+        for engine in ("e0", "e1"):
+            bench.request(engine, outcome="failed")
+    bench.step()
+    assert [bench.plan(f"e{n}").state for n in range(3)] == ["bypass", "bypass", "open"]
+    bench.run(2.25)
+    assert [bench.plan(f"e{n}").state for n in range(3)] == ["half-open", "half-open", "open"]
+    bench.request("e1", seconds=3.0, reason="trickle")
+    bench.run(3.0)
+    bench.request("e1", seconds=3.0, reason="trickle", outcome="failed")
+    bench.step()
+    assert bench.plan("e1").state == "bypass"
+    for _ in range(2):
+        bench.request("e0", reason="trickle")
+        bench.step()
+    assert [bench.plan(f"e{n}").state for n in range(3)] == ["open", "bypass", "open"]
+    bench.run(1.0)
+    assert [bench.plan(f"e{n}").state for n in range(3)] == ["open", "half-open", "open"]
+    assert bench.plan("e1").reason == "healed"
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"b": [1]}', '{"b": ["x", 1, 2]}', '{"b": [-1, 0, 0]}', 7, "NaN"])
 def test_what_a_hook_tells_and_cannot_be_read_is_left_out(text: object) -> None:
     bench = Bench()
