@@ -133,7 +133,8 @@ def plant_samples(plant: Plant, seed: int) -> Planted:
         "matched": matched, "loaded": loaded, "computed": computed, "running": running.astype(float),
         "before": wait * noise, "lookup": np.where(road == DECLINE, 0.0, LOOKUP) * noise,
         "fetch": np.where(hit, fetch, 0.0), "prefill": prefill(prompt, computed, running) * noise,
-        "rtt": rtt * np.exp(plant.rtt_error * rng.standard_normal(n)),
+        # Right on average: a bias of the measurement moves every RTT told by as much, and no estimator can know.
+        "rtt": rtt * np.exp(plant.rtt_error * rng.standard_normal(n) - 0.5 * plant.rtt_error**2),
         "trips_lookup": np.full(n, np.nan), "trips_fetch": np.full(n, np.nan), "inflight": np.where(hit, 1.0, np.nan),
         "bytes": loaded * 131072.0, "e2e": np.full(n, np.nan),
     }  # fmt: skip
