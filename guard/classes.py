@@ -21,7 +21,9 @@ def class_of(prompt_tokens: int, running: int) -> str:
         prompt_tokens: length of the prompt in tokens; below 0 counts as 0.
         running: requests that run on the engine, below 0 counts as 0.
     """
-    band = min((max(prompt_tokens, 0) >> 9).bit_length(), 9)
+    band = (prompt_tokens >> 9).bit_length() if prompt_tokens > 0 else 0  # min and max would cost as much as all else
+    if band > 9:
+        band = 9
     if running <= 4:
         column = 0
     elif running <= 16:

@@ -94,9 +94,9 @@ class Costs:
     """Coefficients, checked and made ready for the hot path."""
 
     __slots__ = (
-        "a", "b", "bound", "bounded", "bytes_per_token", "classes", "d", "default", "doubt", "fetch_mean", "fetch_tail",
-        "load", "lookup_per_byte", "lookup_seconds", "only", "per_byte", "per_inflight_byte", "percentile",
-        "prefill_mean", "prefill_ratio", "seconds",
+        "a", "ask", "b", "bound", "bounded", "bytes_per_token", "classes", "d", "default", "doubt", "fetch_mean",
+        "fetch_tail", "hot", "load", "lookup_per_byte", "lookup_seconds", "only", "per_byte", "per_inflight_byte",
+        "percentile", "prefill_mean", "prefill_ratio", "seconds",
     )  # fmt: skip
 
     def __init__(
@@ -129,6 +129,15 @@ class Costs:
         spread = min(p["spread"], _SPREAD_LIMIT)
         self.prefill_mean = math.exp(spread * spread / 2.0)
         self.prefill_ratio = math.exp(z * spread) / self.prefill_mean  # tail over mean
+        mean = self.prefill_mean
+        self.hot = (  # one attribute instead of nine, for the gate
+            self.a * mean, self.b * mean, self.d * mean, self.load, self.b, self.per_byte, self.fetch_mean,
+            self.fetch_tail, self.prefill_ratio,
+        )  # fmt: skip
+        self.ask = (
+            self.lookup_seconds, self.lookup_seconds + self.seconds, self.lookup_per_byte + self.per_byte,
+            self.per_inflight_byte, 1.0 - self.percentile,
+        )  # fmt: skip
         self.classes = {name: self._class(name, value) for name, value in (classes or {}).items()}
         self.default = self.classes.get("all")
         self.only = self.default if len(self.classes) == 1 else None
@@ -200,16 +209,16 @@ class Costs:
         self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic, sync: bool, blocks: bool
     ) -> _Roads:
         hit, matched, _ = expected
+        lookup, fixed, per_byte, per_inflight_byte, seldom = self.ask
         if matched >= prompt - local:
             matched = max(prompt - local - 1, 0)
         size = matched * token_bytes
-        lookup = self.lookup_seconds
-        read = lookup + self.seconds + (self.lookup_per_byte + self.per_byte) * size + self.per_inflight_byte * at[1]
+        read = fixed + per_byte * size + per_inflight_byte * at[1]
         own, tail, price, other, other_tail, other_price = self._roads(prompt, local, matched, size, read, at, sync)
         if blocks:
             price += (at[2] + at[3]) * lookup
         miss = 1.0 - hit
-        if hit <= 1.0 - self.percentile:  # a class that seldom hits is judged by its misses
+        if hit <= seldom:  # a class that seldom hits is judged by its misses
             tail = other_tail + lookup
         return (
             hit * own + miss * (other + lookup), tail, hit * price + miss * (other_price + lookup),
@@ -221,16 +230,21 @@ class Costs:
     ) -> _Roads:
         """Remote and recompute, each as own mean, own tail, and mean with its price."""
         inflight, _, running, waiting, backlog, elapsed, slowdown, overdue = at
+        a, b, d, load, alone, per_byte, fetch_mean, fetch_tail, ratio = self.hot
         c = prompt - local
-        r = c - matched if c - matched > 1.0 else 1.0
-        busy = (1.0 + self.load * running) * self.prefill_mean
-        a, b, d = self.a, self.b, self.d
-        full = (a + b * c + d * c * (prompt - 0.5 * c)) * busy
-        rest = (a + b * r + d * r * (prompt - 0.5 * r)) * busy
+        r = c - matched
+        if r < 1.0:
+            r = 1.0
+        full = a + c * (b + d * (prompt - 0.5 * c))
+        rest = a + r * (b + d * (prompt - 0.5 * r))
+        if load and running:
+            busy = 1.0 + load * running
+            full *= busy
+            rest *= busy
         read *= slowdown if slowdown > overdue else overdue  # a new read will hardly overtake the one that is stuck
-        wait = backlog * b
-        mean, tail = read * self.fetch_mean, read * self.fetch_tail
-        price = inflight * self.per_byte * size + waiting * rest
+        wait = backlog * alone
+        mean, tail = read * fetch_mean, read * fetch_tail
+        price = inflight * per_byte * size + waiting * rest
         if sync:
             price += (waiting + running) * mean
             mean += wait
@@ -240,7 +254,6 @@ class Costs:
                 mean = wait
             if tail < wait:
                 tail = wait
-        ratio = self.prefill_ratio
         own, other = mean + rest, wait + full
         return (
             own, elapsed + tail + rest * ratio, own + price,

@@ -121,7 +121,7 @@ def admit_lookup(
             )  # fmt: skip
             if reason and (traffic.overdue or traffic.slowdown > 1.0):
                 reason = STALLED
-    return _verdict(mode, reason or _drawn(directive, draw), _SKIP, trickle_due)
+    return _drawn(directive, reason, draw, _SKIP, trickle_due)
 
 
 def admit_load(
@@ -169,7 +169,7 @@ def admit_load(
         )
         if reason and (traffic.overdue or traffic.slowdown > 1.0):
             reason = STALLED
-    return _verdict(mode, reason or _drawn(directive, draw), _DECLINE, trickle_due)
+    return _drawn(directive, reason, draw, _DECLINE, trickle_due)
 
 
 def _over_limit(directive: Directive, tokens: int, size: int, traffic: Traffic, broken: bool) -> str:
@@ -192,12 +192,17 @@ def _over_limit(directive: Directive, tokens: int, size: int, traffic: Traffic, 
     return ""
 
 
-def _drawn(directive: Directive, draw: float) -> str:
-    """What the draw says: the lowest are held out, the highest are outside the share."""
-    reads = directive.reads
-    if draw >= reads.share:
-        return SHARE
-    return HOLDOUT if draw < reads.holdout else ""
+def _drawn(
+    directive: Directive, reason: str, draw: float, refusals: dict[str, Decision], trickle_due: bool
+) -> Decision:
+    """What the draw adds: the lowest are held out, the highest are outside the share."""
+    mode = directive.mode
+    if not reason:
+        reads = directive.reads
+        if reads.holdout <= draw < reads.share:
+            return _ADMIT[mode]
+        reason = SHARE if draw >= reads.share else HOLDOUT
+    return _verdict(mode, reason, refusals, trickle_due)
 
 
 def _verdict(mode: str, reason: str, refusals: dict[str, Decision], trickle_due: bool) -> Decision:

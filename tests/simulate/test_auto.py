@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 
 from benchmarks.policies import STEPS, Step, judge, resumed, reversals, sla, within
+from guard.gate import TRICKLE
 from guard.simulate import scenario
 from guard.simulate.results import Result, Row
 from guard.simulate.run import simulate
@@ -37,6 +38,22 @@ def test_auto_beats_both_fixed_choices_where_the_link_changes(stepped: dict[str,
     assert mean(stepped["auto"]) < 1.1 * min(map(mean, fixed))
     bound = sla(fixed, 0.7)
     assert within(stepped["auto"], bound) > 0.97 * max(within(each, bound) for each in fixed)
+
+
+def test_auto_reads_on_the_good_link_and_stops_on_the_bad_one(stepped: dict[str, Result]):
+    rows = stepped["auto"].rows
+    hits = [row for row in rows if row.reason != "miss"]  # a refused one may have been a miss, too
+
+    def share(start: float, end: float) -> float:
+        found = [row for row in hits if start <= row.arrival < end]
+        assert len(found) >= 10
+        return sum(row.loaded > 0 and row.reason != TRICKLE for row in found) / len(found)
+
+    assert share(5.0, 60.0) > 0.7
+    assert share(64.0, 95.0) == 0.0
+    assert share(105.0, 130.0) > 0.3
+    always = [row for row in stepped["always"].rows if 64.0 <= row.arrival < 95.0 and row.loaded]
+    assert len(always) > 20  # there was something to read
 
 
 def test_auto_leaks_no_permit_and_accounts_for_all_of_its_time(stepped: dict[str, Result]):
