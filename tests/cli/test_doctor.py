@@ -298,8 +298,10 @@ class TestReach:
 
 def test_a_running_process_is_read(tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], **ON, "VLLM_PLUGINS": "lora"}
-    command = [sys.executable, "-c", "input()", "--kv-transfer-config", GOOD]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, env=env) as running:
+    command = [sys.executable, "-c", "print(flush=True); input()", "--kv-transfer-config", GOOD]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as running:
+        assert running.stdout is not None
+        running.stdout.readline()  # until then the kernel may still be loading it
         seen, variables, python = process(running.pid)
         running.communicate(b"\n", timeout=30)
     assert (seen, python) == (command, sys.executable)
