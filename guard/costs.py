@@ -166,6 +166,11 @@ class Costs:
         """Median time of a fetch of `size` bytes."""
         return self.seconds + self.per_byte * size + self.per_inflight_byte * inflight_bytes
 
+    def load_seconds(self, size: float, inflight_bytes: float, *, moved: bool) -> float:
+        """Median time after which a load of `size` bytes is late: its fetch, or if its lookup `moved` the data both."""
+        read = self.fetch_seconds(size, inflight_bytes)
+        return self.lookup(size) + read if moved else read
+
     def prefill(self, prompt: float, computed: float, running: int = 0) -> float:
         """Median time of a prefill of the last `computed` of `prompt` tokens."""
         c = computed

@@ -150,7 +150,8 @@ class RequestTable:
         pace = self.pace(leg.backend)
         pace.age_out(now)
         size = tokens * leg.backend.token_bytes
-        projected = pace.costs.fetch_seconds(size, pace.inflight_bytes) if pace.costs is not None else 0.0
+        moved = leg.backend.capability.lookup_moves_data
+        projected = pace.costs.load_seconds(size, pace.inflight_bytes, moved=moved) if pace.costs is not None else 0.0
         attempt = Attempt(
             backend=leg.backend,
             number=sum(1 for a in state.attempts if a.backend is leg.backend) + 1,
@@ -285,7 +286,13 @@ class RequestTable:
         attempt.blocks = None
         if not attempt.failed:
             attempt.loaded = attempt.tokens
-        self.pace(attempt.backend).end(attempt.span_id, now, ok=not attempt.failed)
+        pace = self.pace(attempt.backend)
+        if attempt.backend.capability.lookup_moves_data and not attempt.failed:
+            pace.forget(
+                attempt.span_id
+            )  # the data came with the lookup: how long this took says nothing about the link
+        else:
+            pace.end(attempt.span_id, now, ok=not attempt.failed)
         self._leaves(state, False)
         if not state.first and not state.finish:
             self.expect(state, max(state.prompt_tokens - attempt.local_tokens - attempt.loaded, 1))

@@ -79,7 +79,8 @@ class Guarded:
         costs, projected, longest = pace.costs, 0.0, 0.0
         if fetch:
             size = job.matched * self._token_bytes
-            projected = costs.fetch_seconds(size, pace.inflight_bytes) if costs is not None else 0.0
+            moved = self._capability.lookup_moves_data
+            projected = costs.load_seconds(size, pace.inflight_bytes, moved=moved) if costs is not None else 0.0
         elif self._capability.lookup_moves_data:
             size = int(costs.typical_tokens * self._token_bytes) if costs is not None else 0
             if costs is not None:
@@ -104,7 +105,10 @@ class Guarded:
             if job.trickled and job.matched <= 0:  # it told nothing: the next may be the trickle
                 pace.last_trickle, job.trickled = job.trickled, 0
             return
-        pace.end(2 * job.number + 1, at, ok=ok)
+        if self._capability.lookup_moves_data and ok:
+            pace.forget(2 * job.number + 1)  # as in the hook: the data came with the lookup
+        else:
+            pace.end(2 * job.number + 1, at, ok=ok)
 
     def reads_in_flight(self, engine: int, now: float) -> str:
         """As the hook tells it: count, bytes and age of the oldest, by backend; empty when nothing is in flight."""

@@ -1,11 +1,13 @@
 """Requests from arrival to their last load, on a clock that moves only when told."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from guard import semconv
-from guard.connectors import LMCACHE_MP
+from guard.connectors import LMCACHE_MP, MOONCAKE_STORE, Capability
+from guard.costs import Costs
 from guard.hook.recorder import Recorder
 from guard.hook.requests import Backend, Scope
 from guard.hook.table import ORPHAN_NS, RequestTable
@@ -164,6 +166,28 @@ def test_a_load_that_never_ends_gives_its_permit_back_and_is_told_as_lost(bench:
     bench.table.outputs()
     (fetch,) = bench.spans()
     assert (fetch.attributes[semconv.OUTCOME], fetch.attributes[semconv.ERROR_TYPE]) == ("failed", "lost")
+
+
+@pytest.mark.parametrize(("capability", "slow"), [(LMCACHE_MP, False), (MOONCAKE_STORE, True)])
+def test_a_load_whose_data_came_with_the_lookup_tells_nothing_of_the_link(
+    bench: Bench, capability: Capability, slow: bool
+) -> None:
+    backend = replace(BACKEND, label="b", capability=capability)
+    pace = bench.table.pace(backend)
+    pace.learn(Costs({"seconds": 0.002, "lookup_seconds": 0.1}, {"b": 1e-4}))
+    for _ in range(2):
+        request = FakeRequest()
+        state = bench.arrive(request)
+        bench.table.allocated(state, bench.table.leg(state, 1, backend), FakeBlocks(1), 1024, asynchronous=True)
+        bench.clock.tick(60)  # 30 times the fetch, half of the read
+        assert (pace.overdue(bench.clock()) > 1.0) is slow
+        bench.table.loaded({request.request_id})
+    assert pace.inflight == 0
+    assert (pace.slowdown(bench.clock()) > 20.0) is slow
+    state = bench.arrive(FakeRequest())
+    bench.table.allocated(state, bench.table.leg(state, 1, backend), FakeBlocks(1), 1024, asynchronous=True)
+    bench.clock.tick(500)
+    assert pace.overdue(bench.clock()) > 4.0  # one that is stuck is seen on either
 
 
 def test_failed_blocks_tell_how_much_was_good(bench: Bench) -> None:
