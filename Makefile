@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
-.PHONY: help run test check contract bench planted policies chaos soak lab lab-env lab-test lab-bench lab-sweep shots wheel clean
+.PHONY: help run test test-again check contract bench planted policies chaos soak lab lab-env lab-test lab-test-again lab-bench lab-sweep shots wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*?## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,8 +20,10 @@ run: $(VENV)/.installed ## The service on embedded defaults with simulated traff
 	$(BIN)/kvguard demo
 
 test: $(VENV)/.installed ## Unit, contract and service tests (no vLLM needed)
-	$(BIN)/python -m pytest -n auto -m 'not quiet'
-	$(BIN)/python -m pytest -m quiet
+	$(BIN)/python -m pytest -n auto -m 'not quiet'; parallel=$$?; $(BIN)/python -m pytest -m quiet && exit $$parallel
+
+test-again: $(VENV)/.installed ## What failed the last time, alone
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 check: $(VENV)/.installed ## ruff, mypy --strict, import floors, generated files
 	$(BIN)/ruff check .
@@ -68,6 +70,9 @@ lab: $(VENV)/.installed ## Real vLLM + LMCache + Redis with a live RTT injector,
 
 lab-test: $(VENV)/.installed ## Tests on real vLLM (starts and stops everything itself)
 	$(BIN)/python -m lab test
+
+lab-test-again: $(VENV)/.installed ## Those of them that failed the last time
+	$(BIN)/python -m lab test --last-failed --last-failed-no-failures none
 
 lab-bench: $(VENV)/.installed ## Cost of the hook on real vLLM, 32 paired blocks; needs the machine for itself, 10 GB
 	$(BIN)/python -m lab bench
