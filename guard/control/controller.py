@@ -89,7 +89,7 @@ def decide(state: State, evidence: Evidence, now: float, tuning: Tuning = DEFAUL
         costs = costs_of(wanted)
     state = replace(state, pace=pace)
     projection = certain = project(evidence, costs)
-    if sure != pace:
+    if sure < pace:  # it may only calm: that the latest reads were fine counts, too
         certain = project(evidence, costs_of(coefficients(evidence, sure) or plain))
     return _step(state, evidence, now, tuning, wanted, costs, projection, certain, idle)
 

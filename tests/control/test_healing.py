@@ -94,6 +94,12 @@ def test_a_slow_burst_keeps_others_out_and_asks_for_one_more_before_it_is_believ
     assert (state.name, state.reason) == (BYPASS, "projected")
 
 
+def test_bursts_that_were_slow_are_not_believed_over_the_good_reads_since() -> None:
+    slow = [read(90.0, BAD), read(91.0, BAD)]
+    state, _ = after([*slow, *(read(91.95 + n / 100, GOOD) for n in range(5))])  # they overlap: one observation
+    assert (state.name, state.reason, state.pace) == ("open", "", 1.0)
+
+
 def test_models_too_young_to_know_the_part_by_size_refuse_nothing() -> None:
     assert CELL.fetch is not None
     dear = replace(CELL.fetch, t0=5.0)
