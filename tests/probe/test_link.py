@@ -45,8 +45,11 @@ def least(link: dict[str, Any], name: str) -> dict[int, float]:
 def test_probers_follow_an_injected_delay_within_10_percent_or_30_us(link, prober):
     seen = least(link, prober)
     wire = least(link, "witness-connect" if prober == "tcp" else "witness")  # what the injector really does
-    for delay, rtt in seen.items():
-        assert abs((rtt - seen[0]) - (wire[delay] - wire[0])) <= max(30.0, 0.1 * delay), (prober, seen, wire)
+    # The same figure as a plain program's on that link. Not its growth over a bare link: there the program that asks
+    # in a tight loop never sleeps, and what waking up costs a prober (40 us) is hidden by the first real delay.
+    for delay in sorted(seen)[1:]:
+        assert abs(seen[delay] - wire[delay]) <= max(30.0, 0.1 * delay), (prober, seen, wire)
+    assert seen[0] < seen[200] < seen[1000]
 
 
 def test_the_injector_delays_as_it_was_told(link):

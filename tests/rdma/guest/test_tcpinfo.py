@@ -28,6 +28,18 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2])), source_address=(s
 """
 
 
+SPINNER = "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _busy() -> Iterator[None]:
+    """Keeps the guest's processor from sleeping: its clock would go by the host's timers then, not by instructions."""
+    spinner = subprocess.Popen([sys.executable, "-c", SPINNER])
+    yield
+    spinner.kill()
+    spinner.wait(30)
+
+
 @pytest.fixture(scope="module")
 def prober() -> Iterator[Prober]:
     """Looks at the connection of another process to an echo server at the far end."""
