@@ -93,6 +93,13 @@ class Settings(BaseSettings):
     probe_packets_per_second: float = Field(20.0, gt=0, le=10_000, description="Most packets of a probe's target.")
     probe_cpu_share: float = Field(0.001, gt=0, le=1, description="Most of one core that a probe's target may cost.")
 
+    @field_validator("state_dir", "history_dir", mode="before")
+    @classmethod
+    def _is_named(cls, value: object) -> object:
+        if value == "":  # as a path that would be the working directory, which nobody asked for
+            raise ValueError("names no directory")
+        return value
+
     @field_validator("objectives")
     @classmethod
     def _are_objectives(cls, value: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:

@@ -20,6 +20,7 @@ from guard import __version__
 from guard.cli import show
 from guard.cli.app import app
 from guard.cli.options import duration
+from tests.service.conftest import polled
 
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("KVGUARD_")}
 
@@ -150,19 +151,27 @@ def test_dots_in_a_scope_do_not_lead_to_another_one(url: str, scope: str) -> Non
     assert run("offload", "clear", "--scope", scope, "--endpoint", url).returncode == 0
 
 
+def test_an_empty_state_dir_is_not_the_working_directory(tmp_path: Path) -> None:
+    done = run("serve", "--port", "0", "--state-dir", "")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2, "kvguard: state_dir: names no directory, got '' (--state-dir)",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_experiment_that_is_ended_puts_the_switch_back(url: str, number: signal.Signals) -> None:
-    scope = "model:org/experiment"
+    scope = f"model:org/{number.name}"
     assert run("offload", "observe", "--scope", scope, "--reason", "mine", "--endpoint", url).returncode == 0
     command = [sys.executable, "-m", "guard.cli", "experiment", "--scope", scope, "--endpoint", url]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=CLEAN) as process:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("block 1 of 20")
-        process.send_signal(number)
-        process.communicate(timeout=30)
-    overrides = {item["scope"]: item for item in httpx2.get(f"{url}/v1/offload").json()["overrides"]}
-    assert (overrides[scope]["mode"], overrides[scope]["reason"]) == ("observe", "mine")
-    assert run("offload", "clear", "--scope", scope, "--endpoint", url).returncode == 0
+    with polled(url, f"e/{number.name}", f"org/{number.name}", "b"):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=CLEAN) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith("block 1 of 20")
+            process.send_signal(number)
+            process.communicate(timeout=30)
+        overrides = {item["scope"]: item for item in httpx2.get(f"{url}/v1/offload").json()["overrides"]}
+        assert (overrides[scope]["mode"], overrides[scope]["reason"]) == ("observe", "mine")
+        assert run("offload", "clear", "--scope", scope, "--endpoint", url).returncode == 0
 
 
 def test_figures_that_a_filter_hides_are_not_called_missing(url: str) -> None:

@@ -64,6 +64,8 @@ def test_what_kubernetes_makes_up_is_not_read(monkeypatch: pytest.MonkeyPatch) -
         ("forward_ratio = 1.5", "forward_ratio", "less than or equal to 1"),
         ('forward_endpoint = "collector:4318"', "forward_endpoint", "not a URL"),
         ('log_level = "loud"', "log_level", "'debug'"),
+        ('state_dir = ""', "state_dir", "names no directory.*file .*kvguard.toml"),
+        ('history_dir = ""', "history_dir", "names no directory"),
         ("port = ", "config", "not TOML"),
     ],
 )

@@ -45,7 +45,9 @@ Config = Annotated[Path | None, typer.Option("--config", help="TOML file.", show
 def serve(
     host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].", show_default=False)] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8420].", show_default=False)] = None,
-    state_dir: Annotated[Path | None, typer.Option(help="Directory of the ledger.", show_default=False)] = None,
+    state_dir: Annotated[  # text: an empty one is refused, as a path it would be the working directory
+        str | None, typer.Option(metavar="PATH", help="Directory of the ledger.", show_default=False)
+    ] = None,
     config: Config = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default=False)] = None,
 ) -> None:

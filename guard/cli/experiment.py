@@ -32,7 +32,7 @@ def experiment(
 ) -> None:
     """Compare remote reads on and off on live traffic by a switchback; Ctrl-C puts back what was in force.
 
-    A switch of somebody else's ends it, and stands.
+    A switch of somebody else's ends it, and stands. Without a live engine in the scope it does not begin.
 
     Requests of the off blocks recompute: choose a scope that may. The answer is mean TTFT with reads over without,
     by what was asked for when a request arrived, with a 95 % interval over pairs of blocks.
@@ -45,6 +45,7 @@ def experiment(
     end_as_ctrl_c()
     with Client(endpoint, token_file, ca_file) as client:
         before, began = _in_force(client, scope), time.monotonic()
+        _need_engines(client, scope)
         blocks: list[Block] = []
         etag = before["etag"] if before else ""
         ours, reason = False, ""
@@ -75,6 +76,15 @@ def experiment(
 def _in_force(client: "Client", scope: str) -> dict[str, Any] | None:
     overrides = client.get("/v1/offload")["overrides"]
     return next((item for item in overrides if item["scope"] == scope), None)
+
+
+def _need_engines(client: "Client", scope: str) -> None:
+    """Ends the command where nobody would follow the switches; nothing has been switched then."""
+    kind, _, name = scope.partition(":")
+    key = {"model": "model", "backend": "backend", "engine": "engine_id"}.get(kind)
+    rows = client.get("/v1/offload")["engines"]
+    if not any(not row["silent"] and (key is None or row[key] == name) for row in rows):
+        fail(f"no live engine is in scope {scope}: there is nothing to compare", "which there are: kvguard status")
 
 
 def _switch(client: "Client", scope: str, mode: str, ttl: float, reason: str, etag: str) -> Any:

@@ -138,6 +138,29 @@ def launch(state: Path, *flags: str, **env: str) -> Served:
 
 
 @contextlib.contextmanager
+def polled(url: str, engine: str, model: str, backend: str) -> Iterator[None]:
+    """A hook that polls the service at `url` and applies what it is told, until the end."""
+    over = threading.Event()
+    tag = httpx2.get(f"{url}/v1/directives/{engine}", params={"model": model, "backend": backend}).headers["etag"]
+
+    def poll() -> None:
+        told = tag
+        params = {"model": model, "backend": backend, "wait": "0.5"}
+        with httpx2.Client(base_url=url) as client:
+            while not over.is_set():
+                answer = client.get(f"/v1/directives/{engine}", params=params, headers={"If-None-Match": told})
+                told = answer.headers["etag"]
+
+    thread = threading.Thread(target=poll, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(10)
+
+
+@contextlib.contextmanager
 def started(state: Path, **env: str) -> Iterator[str]:
     """The URL of a `kvguard serve`, which is stopped at the end."""
     served = launch(state, **env)
