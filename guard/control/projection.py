@@ -36,11 +36,12 @@ def coefficients(evidence: Evidence, pace: float = 1.0) -> Coefficients | None:
     numbers["seconds"] = (fetch.t0 + fetch.kappa * rtt + shared) * pace
     numbers["per_byte"] = (fetch.seconds_per_byte + fetch.kappa_per_byte * rtt) * pace
     numbers["per_inflight_byte"] = fetch.seconds_per_inflight_byte * pace
-    spread = fetch.spread
     if lookup is not None:
         numbers["lookup_seconds"] = (lookup.t0 + lookup.kappa * rtt) * pace
         numbers["lookup_per_byte"] = (lookup.seconds_per_byte + lookup.kappa_per_byte * rtt) * pace
-        spread = max(spread, lookup.spread)
+    spread = cell.read_spread
+    if spread is None:
+        spread = max(fetch.spread, lookup.spread if lookup is not None else 0.0)
     numbers["spread"] = spread
     # The interval of a mean of so many logs, as if they spread by a half: what is not measured well is not acted upon.
     numbers["doubt"] = math.exp(2.0 * max(spread, _LEAST_SPREAD) / max(min(fetch.n, prefill.n), 1) ** 0.5)

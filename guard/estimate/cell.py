@@ -150,6 +150,7 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Ints, prefill: Prefill | N
         prefill=prefill.model if prefill is not None else None,
         bytes_per_token=hits.token_bytes or 1.0,
         reference_tokens=hits.prompt, reference_matched=hits.matched, reference_local=hits.local, rest=rest,
+        read_spread=hits.spread,
         saved=saved_figure, remote_now=remote_figure,
         lookup_cost=Figure(value=centre, low=max(low, 0.0), high=high, n=miss_n, reason="" if miss_n else "no misses"),
         net_cost=net_figure, least_tokens=_least_tokens(hits, prefill if supported else None, now, recent),
@@ -193,8 +194,8 @@ def _least_tokens(hits: Hits, prefill: Prefill | None, now: float, recent: float
     full = hits.prompt - hits.local
     sizes = np.round(max(full - 1.0, 2.0) ** _STEPS)
     b = sizes / hits.matched
-    remote = np.asarray(hits.lookup.seconds(now, b)) * hits.lookup.mean_factor
-    remote = (remote + np.asarray(hits.fetch.seconds(now, b, hits.flight)) * hits.fetch.mean_factor) * recent
+    remote = np.asarray(hits.lookup.seconds(now, b)) + np.asarray(hits.fetch.seconds(now, b, hits.flight))
+    remote = remote * hits.mean_factor * recent
     left = np.append(full, np.maximum(full - sizes, 1.0))
     seconds = prefill.seconds(hits.prompt, left, hits.running)
     pays = remote < (seconds[0] - seconds[1:]) * prefill.mean_factor

@@ -48,10 +48,16 @@ class Hits:
     lookup: Cost
     fetch: Cost
     remote: Array  # u + f at the reference size, seconds
+    spread: float  # noise of log(u + f) about the models
     trust: Array
     weights: Array
     of: Ints
     rtt: Array
+
+    @property
+    def mean_factor(self) -> float:
+        """Mean over median of what a read takes."""
+        return math.exp(0.5 * min(self.spread, 2.0) ** 2)
 
 
 def rows_of(samples: Samples, half_life: float) -> Rows:
@@ -127,12 +133,13 @@ def hits_of(rows: Rows, hit: Ints, looked: Ints) -> Hits:
     reference = np.asarray(lookup.seconds(rtt, 1.0)) + np.asarray(fetch.seconds(rtt, 1.0, typical))
     total = alone + seconds
     ratio = total / expected
-    trust = _trust(np.log(np.maximum(ratio, 1e-9)), of)
+    residual = np.log(np.maximum(ratio, 1e-9))
+    trust = _trust(residual, of)
     return Hits(
         rows=own, prompt=prompt, local=local, matched=matched, running=running,
         token_bytes=token_bytes, flight=typical, lookup=lookup, fetch=fetch,
         remote=_to_reference(total, ratio * reference, size, flight - typical, of, weights * trust),
-        trust=trust, weights=weights, of=of, rtt=rtt,
+        spread=1.4826 * middle(np.abs(residual - middle(residual))), trust=trust, weights=weights, of=of, rtt=rtt,
     )  # fmt: skip
 
 

@@ -111,7 +111,9 @@ class Cell:
     now, and its range. `reference_*` state the request for which departure and break-even hold: the means over the
     hits of the class. `rest` is what its TTFT takes besides lookup and fetch, `saved` the prefill that the hit saves,
     `remote_now` lookup and fetch of it now, `lookup_cost` a lookup now that finds nothing, `net_cost` what choosing
-    remote costs on average now (below 0: it pays), `least_tokens` the tokens from which a read pays now.
+    remote costs on average now (below 0: it pays), `least_tokens` the tokens from which a read pays now. `read_spread`
+    is the noise of log(lookup + fetch) of its hits: that of `lookup` has the misses in it, which wait for a step of the
+    engine rather than for the store.
     """
 
     model: str
@@ -131,6 +133,7 @@ class Cell:
     reference_matched: float = 0.0
     reference_local: float = 0.0
     rest: float | None = None
+    read_spread: float | None = None
     saved: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))
     remote_now: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))
     lookup_cost: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))
