@@ -145,6 +145,12 @@ def capability_of(connector: type) -> Capability:
     return UNKNOWN
 
 
+def capability_of_label(backend: str) -> Capability:
+    """The entry of a backend's label, `kind/address`; the safe default where the kind is none of the table."""
+    kind = backend.partition("/")[0]
+    return next((entry for entry in TABLE if entry.kind == kind), UNKNOWN)
+
+
 def capability_named(name: str) -> Capability:
     """The entry for a connector as the configuration names it, where its class cannot be looked at."""
     return next((entry for entry in TABLE if name in entry.names), UNKNOWN)

@@ -26,10 +26,11 @@ from typing import Any, Final, NamedTuple
 from guard.errors import WireError
 
 _FETCH: Final = (
-    "seconds", "per_byte", "per_inflight_byte", "spread", "lookup_seconds", "lookup_per_byte", "bytes_per_token",
+    "seconds", "per_byte", "per_inflight_byte", "spread", "lookup_seconds", "lookup_per_byte", "lookup_per_local_byte",
+    "bytes_per_token",
 )  # fmt: skip
 _PREFILL: Final = ("a", "b", "d", "load", "spread")
-_CLASS: Final = ("hit", "tokens", "ttft_seconds")
+_CLASS: Final = ("hit", "tokens", "held", "held_prompt", "held_per_token")
 _SPREAD_LIMIT: Final = 3.0
 _LARGEST: Final = sys.float_info.max  # JSON's integers have no end
 
@@ -80,11 +81,17 @@ def _verdict(tail: float, price: float, other_tail: float, other_price: float, b
 
 
 class ClassCost(NamedTuple):
-    """What is expected of a class: probability of a hit among lookups, tokens of a hit, bound on TTFT."""
+    """What is expected of a class: probability of a hit among lookups, tokens of a hit, bound on TTFT.
+
+    Of a prompt of n tokens that hits, vLLM and the store hold held + per_token*(n - prompt) together; 0: not known.
+    """
 
     hit: float
     tokens: float
     bound: float
+    held: float = 0.0
+    prompt: float = 0.0
+    per_token: float = 0.0
 
 
 _Roads = tuple[float, float, float, float, float, float]
@@ -95,8 +102,8 @@ class Costs:
 
     __slots__ = (
         "a", "ask", "b", "bound", "bounded", "bytes_per_token", "classes", "d", "default", "doubt", "fetch_mean",
-        "fetch_tail", "hot", "load", "lookup_per_byte", "lookup_seconds", "only", "per_byte", "per_inflight_byte",
-        "percentile", "prefill_mean", "prefill_ratio", "seconds",
+        "fetch_tail", "hot", "load", "lookup_per_byte", "lookup_per_local_byte", "lookup_seconds", "only", "per_byte",
+        "per_inflight_byte", "percentile", "prefill_mean", "prefill_ratio", "seconds",
     )  # fmt: skip
 
     def __init__(
@@ -116,6 +123,7 @@ class Costs:
         sla = sla or {}
         self.seconds, self.per_byte, self.per_inflight_byte = f["seconds"], f["per_byte"], f["per_inflight_byte"]
         self.lookup_seconds, self.lookup_per_byte = f["lookup_seconds"], f["lookup_per_byte"]
+        self.lookup_per_local_byte = f["lookup_per_local_byte"]  # a lookup that is sent what vLLM holds itself
         self.bytes_per_token = f["bytes_per_token"]
         self.doubt = max(1.0, _number("fetch", fetch, "doubt", 1.0))
         self.a, self.b, self.d, self.load = p["a"], p["b"], p["d"], p["load"]
@@ -136,7 +144,7 @@ class Costs:
         )  # fmt: skip
         self.ask = (
             self.lookup_seconds, self.lookup_seconds + self.seconds, self.lookup_per_byte + self.per_byte,
-            self.per_inflight_byte, 1.0 - self.percentile,
+            self.lookup_per_local_byte, self.per_inflight_byte, 1.0 - self.percentile,
         )  # fmt: skip
         self.classes = {name: self._class(name, value) for name, value in (classes or {}).items()}
         self.default = self.classes.get("all")
@@ -151,15 +159,16 @@ class Costs:
     def _class(self, name: str, value: Any) -> ClassCost:
         if not isinstance(value, Mapping):
             raise WireError(f"classes.{name}: not an object")
-        hit, tokens = (_number(f"classes.{name}", value, key) for key in _CLASS[:2])
-        return ClassCost(min(hit, 1.0), tokens, _number(f"classes.{name}", value, "ttft_seconds", self.bound))
+        hit, tokens, held, prompt, slope = (_number(f"classes.{name}", value, key) for key in _CLASS)
+        bound = _number(f"classes.{name}", value, "ttft_seconds", self.bound)
+        return ClassCost(min(hit, 1.0), tokens, bound, held, prompt, slope)
 
     def read_seconds(self, size: float, inflight_bytes: float = 0.0) -> float:
         """Median time of lookup and fetch of `size` bytes."""
         return self.lookup_seconds + self.lookup_per_byte * size + self.fetch_seconds(size, inflight_bytes)
 
     def lookup(self, size: float) -> float:
-        """Median time of a lookup that finds `size` bytes."""
+        """Median time of a lookup for which `size` bytes are sent."""
         return self.lookup_seconds + self.lookup_per_byte * size
 
     def fetch_seconds(self, size: float, inflight_bytes: float = 0.0) -> float:
@@ -185,11 +194,12 @@ class Costs:
         return Comparison(*roads, self.bound if bound is None else bound, self.doubt)
 
     def compare_lookup(
-        self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic = IDLE, *,
+        self, prompt: int, local: int | None, expected: ClassCost, token_bytes: float, at: Traffic = IDLE, *,
         sync: bool = False, blocks: bool = False,
     ) -> Comparison:  # fmt: skip
         """Both roads before the lookup: `expected` stands for the match, a miss pays the lookup for nothing.
 
+        `local` None: what vLLM itself holds is not known yet; the tokens of a mean hit stand for the match then.
         `blocks`: the lookup holds up the scheduler, so everybody who waits pays for it.
         """
         roads = self._asked(prompt, local, expected, token_bytes, at, sync, blocks)
@@ -204,21 +214,33 @@ class Costs:
         return _verdict(tail, price, other_tail, other_price, bound, self.doubt)
 
     def loses_lookup(
-        self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic, sync: bool, blocks: bool
-    ) -> str:
+        self, prompt: int, local: int | None, expected: ClassCost, token_bytes: float, at: Traffic, sync: bool,
+        blocks: bool,
+    ) -> str:  # fmt: skip
         """The verdict of `compare_lookup`, for the gate."""
         _, tail, price, _, other_tail, other_price = self._asked(prompt, local, expected, token_bytes, at, sync, blocks)
         return _verdict(tail, price, other_tail, other_price, expected.bound, self.doubt)
 
     def _asked(
-        self, prompt: int, local: int, expected: ClassCost, token_bytes: float, at: Traffic, sync: bool, blocks: bool
-    ) -> _Roads:
-        hit, matched, _ = expected
-        lookup, fixed, per_byte, per_inflight_byte, seldom = self.ask
+        self, prompt: int, local: int | None, expected: ClassCost, token_bytes: float, at: Traffic, sync: bool,
+        blocks: bool,
+    ) -> _Roads:  # fmt: skip
+        hit, matched, _, held, pivot, slope = expected
+        lookup, fixed, per_byte, per_local_byte, per_inflight_byte, seldom = self.ask
+        if local is None:
+            local = 0
+        elif held:
+            matched = held + slope * (prompt - pivot) - local
+            if matched < 0.0:
+                matched = 0.0
         if matched >= prompt - local:
             matched = max(prompt - local - 1, 0)
         size = matched * token_bytes
         read = fixed + per_byte * size + per_inflight_byte * at[1]
+        if per_local_byte:
+            more = per_local_byte * local * token_bytes
+            lookup += more
+            read += more
         own, tail, price, other, other_tail, other_price = self._roads(prompt, local, matched, size, read, at, sync)
         if blocks:
             price += (at[2] + at[3]) * lookup

@@ -80,7 +80,7 @@ def admit_lookup(
     capability: Capability,
     *,
     prompt_tokens: int,
-    local_tokens: int,
+    local_tokens: int | None,
     token_bytes: float = 0.0,
     traffic: Traffic = IDLE,
     handoff: bool = False,
@@ -90,7 +90,9 @@ def admit_lookup(
     trickle_due: bool = False,
     draw: float = 0.0,
 ) -> Decision:
-    """Decides before the lookup. `draw` is uniform in [0, 1), the same at both gates; `broken` as `Pace.broken`.
+    """Decides before the lookup. `local_tokens` None: not known yet, the lookup starts at the arrival.
+
+    `draw` is uniform in [0, 1), the same at both gates; `broken` as `Pace.broken`.
 
     A connector that does not tolerate a skip is always admitted here; `admit_load` refuses it later.
     """
@@ -110,7 +112,7 @@ def admit_lookup(
     if mode not in _GUARDED:
         return _ADMIT[mode]
     # At most all that is not local can match.
-    reason = _over_limit(directive, prompt_tokens - local_tokens, 0, traffic, broken)
+    reason = _over_limit(directive, prompt_tokens - (local_tokens or 0), 0, traffic, broken)
     costs = directive.costs
     if not reason and costs is not None:
         expected = costs.only or costs.classes.get(class_of(prompt_tokens, traffic.running)) or costs.default

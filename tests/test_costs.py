@@ -70,6 +70,27 @@ def test_before_the_lookup_a_miss_counts_with_its_probability() -> None:
     assert blocked.remote_price - blocked.remote == pytest.approx(10 * 0.002)
 
 
+def test_what_is_held_here_and_there_tells_the_match_from_what_is_held_here() -> None:
+    size = 10_000.0
+    turns = ClassCost(1.0, 3000, 9.0, held=3500, prompt=4000, per_token=1.0)  # a conversation lacks its last turn
+    shared = ClassCost(1.0, 3000, 9.0, held=3500, prompt=4000)  # a prefix as long in every prompt
+    for expected, prompt, local, matched in (
+        (turns, 4000, 0, 3500), (turns, 6000, 0, 5500), (turns, 6000, 5000, 500), (turns, 4000, 3800, 0),
+        (turns, 6000, None, 3000), (shared, 6000, 0, 3500), (shared, 6000, 3000, 500), (shared, 3000, 1000, 1999),
+    ):  # fmt: skip
+        told = COSTS.compare_lookup(prompt, local, expected, size)
+        left = prompt - (local or 0) - matched
+        read = 0.002 + 0.01 + 1e-9 * matched * size
+        assert told.remote == pytest.approx(read + 0.005 + 1e-4 * left), (expected, prompt, local)
+
+
+def test_a_lookup_that_is_sent_what_vllm_holds_pays_for_it_hit_or_miss() -> None:
+    sends = Costs({**FETCH, "lookup_per_byte": 1e-9, "lookup_per_local_byte": 1e-9}, PREFILL)
+    sure, never = ClassCost(1.0, 1000, 9.0), ClassCost(0.0, 1000, 9.0)
+    assert sends.compare_lookup(4000, 2000, sure, 10_000.0).remote == pytest.approx(0.012 + 0.04 + 0.105)
+    assert sends.compare_lookup(4000, 2000, never, 10_000.0).remote == pytest.approx(0.205 + 0.002 + 0.02)
+
+
 def test_what_the_hook_saw_itself_counts() -> None:
     slow = COSTS.compare_load(4000, 0, 3000, 30e6, Traffic(slowdown=10.0))
     assert slow.remote == pytest.approx(0.4 + 0.105)

@@ -39,6 +39,7 @@ def coefficients(evidence: Evidence, pace: float = 1.0) -> Coefficients | None:
     if lookup is not None:
         numbers["lookup_seconds"] = (lookup.t0 + lookup.kappa * rtt) * pace
         numbers["lookup_per_byte"] = (lookup.seconds_per_byte + lookup.kappa_per_byte * rtt) * pace
+        numbers["lookup_per_local_byte"] = numbers["lookup_per_byte"] if lookup.sends_local else 0.0
     spread = cell.read_spread
     if spread is None:
         spread = max(fetch.spread, lookup.spread if lookup is not None else 0.0)
@@ -144,7 +145,12 @@ def _with_objectives(evidence: Evidence, pooled: Cell) -> list[tuple[str, Cell]]
 
 def _class(cell: Cell, objective: Objective | None) -> dict[str, float]:
     lookup = cell.lookup
-    found = {"hit": lookup.hit_probability, "tokens": lookup.expected_tokens} if lookup is not None else {}
+    found: dict[str, float] = {}
+    if lookup is not None:
+        found = {
+            "hit": lookup.hit_probability, "tokens": lookup.expected_tokens, "held": lookup.held_tokens,
+            "held_prompt": lookup.held_prompt, "held_per_token": lookup.held_per_token,
+        }  # fmt: skip
     if objective is not None:
         found["ttft_seconds"] = objective.ttft_seconds
     return found

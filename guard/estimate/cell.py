@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from guard.connectors import capability_of_label
 from guard.estimate import curve as curves
 from guard.estimate import inflection
 from guard.estimate.blocks import Ints
@@ -44,7 +45,10 @@ def estimate(
     pool: Prefill | None = None,
     half_life: float = HALF_LIFE,
 ) -> tuple[Cell, Prefill | None]:
-    """The cell of these samples, and its prefill model. `pool` stands in where nothing was computed in full here."""
+    """The cell of these samples, and its prefill model. `pool` stands in where nothing was computed in full here.
+
+    `backend` is its label, `kind/address`: the kind tells whether a lookup is sent what vLLM holds itself.
+    """
     bare = Cell(model=model, backend=backend, class_=class_, n=len(samples))
     if not len(samples):
         return bare, None
@@ -61,7 +65,7 @@ def estimate(
     )  # fmt: skip
     if hit.size < LEAST_HITS:
         return _without_hits(bare, rows, looked, hit), prefill
-    hits = hits_of(rows, hit, looked)
+    hits = hits_of(rows, hit, looked, sends_local=capability_of_label(backend).lookup_moves_data)
     if prefill is None or (pool is not None and not prefill.supports(hits.prompt - hits.local)):
         prefill_used = pool or prefill
     else:
@@ -75,6 +79,8 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Ints, prefill: Prefill | N
     unit = hits.matched * (hits.token_bytes or 1.0)
     found = rows.samples["matched"].take(looked) > 0.0
     share, share_error = _share(found, rows, looked)
+    held, held_prompt, held_slope = _held(rows, looked[found])
+    sends_local = capability_of_label(bare.backend).lookup_moves_data
     curve, level = curve_of(rows, hits)
     rest, rest_error = _rest(rows, hits)
     saved, saved_error = 0.0, 0.0
@@ -82,7 +88,9 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Ints, prefill: Prefill | N
         saved, saved_error = prefill.saved(hits.prompt, hits.local, hits.matched, hits.running)
         rest += prefill.mean(hits.prompt, max(hits.prompt - hits.local - hits.matched, 1.0), hits.running)
     supported = prefill is not None and prefill.supports(hits.prompt - hits.local)
-    miss_level, miss_slope, miss_cov = lookup.line(0.0, 0.0)
+    missed = looked[~found]
+    sent = mean(rows.samples["local"].take(missed), rows.weights.take(missed)) if sends_local and missed.size else 0.0
+    miss_level, miss_slope, miss_cov = lookup.line(sent / hits.matched, 0.0)
     factor = lookup.mean_factor
     parts = Parts(
         (saved, saved_error), (rest, rest_error),
@@ -145,6 +153,7 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Ints, prefill: Prefill | N
         lookup=LookupModel(
             t0=lookup.t0, kappa=lookup.trips, kappa_per_byte=lookup.trips_size / unit,
             seconds_per_byte=lookup.size_cost / unit, hit_probability=share, expected_tokens=hits.matched,
+            held_tokens=held, held_prompt=held_prompt, held_per_token=held_slope, sends_local=sends_local,
             spread=lookup.spread, n=lookup.n,
         ),
         prefill=prefill.model if prefill is not None else None,
@@ -153,7 +162,7 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Ints, prefill: Prefill | N
         read_spread=hits.spread,
         saved=saved_figure, remote_now=remote_figure,
         lookup_cost=Figure(value=centre, low=max(low, 0.0), high=high, n=miss_n, reason="" if miss_n else "no misses"),
-        net_cost=net_figure, least_tokens=_least_tokens(hits, prefill if supported else None, now, recent),
+        net_cost=net_figure, least_tokens=_least_tokens(hits, prefill if supported else None, now, recent, sends_local),
         departure=departure, break_even=even, knee=bend, seconds_per_token=token, serial_round_trips=trips,
         verdict=judge(evidence, departure, bend),
     )  # fmt: skip
@@ -186,7 +195,21 @@ def _share(found: Array, rows: Rows, looked: Ints) -> tuple[float, float]:
     return share, math.sqrt(max(binomial, between))
 
 
-def _least_tokens(hits: Hits, prefill: Prefill | None, now: float, recent: float) -> Figure:
+def _held(rows: Rows, found: Ints) -> tuple[float, float, float]:
+    """Of prompts that hit: mean tokens held here or there, mean prompt, and the slope between them within 0 and 1."""
+    if not found.size:
+        return 0.0, 0.0, 0.0
+    weights = rows.weights.take(found)
+    prompt = rows.samples["prompt"].take(found)
+    held = (rows.samples["local"] + rows.samples["matched"]).take(found)
+    middle, level = mean(prompt, weights), mean(held, weights)
+    apart = prompt - middle
+    spread = float(weights @ np.square(apart))
+    slope = float(weights @ (apart * (held - level))) / spread if spread > 0.0 else 0.0
+    return level, middle, min(max(slope, 0.0), 1.0)
+
+
+def _least_tokens(hits: Hits, prefill: Prefill | None, now: float, recent: float, sends_local: bool) -> Figure:
     """Fewest matched tokens from which a read pays now, for a prompt of the reference length."""
     n = len(hits.rows)
     if prefill is None:
@@ -194,7 +217,8 @@ def _least_tokens(hits: Hits, prefill: Prefill | None, now: float, recent: float
     full = hits.prompt - hits.local
     sizes = np.round(max(full - 1.0, 2.0) ** _STEPS)
     b = sizes / hits.matched
-    remote = np.asarray(hits.lookup.seconds(now, b)) + np.asarray(hits.fetch.seconds(now, b, hits.flight))
+    local = hits.local / hits.matched if sends_local else 0.0
+    remote = np.asarray(hits.lookup.seconds(now, b + local)) + np.asarray(hits.fetch.seconds(now, b, hits.flight))
     remote = remote * hits.mean_factor * recent
     left = np.append(full, np.maximum(full - sizes, 1.0))
     seconds = prefill.seconds(hits.prompt, left, hits.running)

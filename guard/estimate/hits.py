@@ -104,15 +104,19 @@ def _beyond_error(rtt: Array, block: Array, count: Array, mean: Array) -> bool:
     return total / max(count.size - 1, 1) > 4.0 * error
 
 
-def hits_of(rows: Rows, hit: Ints, looked: Ints) -> Hits:
-    """Fits lookup and fetch, and brings every hit to the reference size."""
+def hits_of(rows: Rows, hit: Ints, looked: Ints, *, sends_local: bool = False) -> Hits:
+    """Fits lookup and fetch, and brings every hit to the reference size.
+
+    `sends_local`: a lookup's size is what matched together with what vLLM held itself.
+    """
     own = rows.samples.rows(hit)
     prompt, local, matched, running = (float(own[name].mean()) for name in ("prompt", "local", "loaded", "running"))
     token_bytes = float(own["bytes"].sum() / own["loaded"].sum())
     seen = np.where(rows.rtt == rows.rtt, rows.rtt, rows.floor if math.isfinite(rows.floor) else 0.0)
     tested = rows.samples.rows(looked)
+    sent = tested["matched"] + tested["local"] if sends_local else tested["matched"]
     lookup = fit_cost(
-        tested["lookup"], seen.take(looked), tested["matched"] / matched, np.zeros(looked.size),
+        tested["lookup"], seen.take(looked), sent / matched, np.zeros(looked.size),
         tested["trips_lookup"], rows.weights.take(looked),
         Blocks(rows.blocks.of.take(looked), rows.blocks.count, rows.blocks.chain), varies=rows.varies,
     )  # fmt: skip
@@ -128,9 +132,13 @@ def hits_of(rows: Rows, hit: Ints, looked: Ints) -> Hits:
     )  # fmt: skip
     typical = median(flight)
     alone = own["lookup"]
-    expected = np.asarray(lookup.seconds(rtt, own["loaded"] / matched)) * (alone > 0.0)
+    asked, usual, whole = own["loaded"] / matched, 1.0, size  # bytes in mean hits: of lookups, usual ones, and in all
+    if sends_local:
+        asked, usual = asked + own["local"] / matched, 1.0 + local / matched
+        whole = asked / usual
+    expected = np.asarray(lookup.seconds(rtt, asked)) * (alone > 0.0)
     expected = np.maximum(expected + np.asarray(fetch.seconds(rtt, size, flight)), 1e-9)
-    reference = np.asarray(lookup.seconds(rtt, 1.0)) + np.asarray(fetch.seconds(rtt, 1.0, typical))
+    reference = np.asarray(lookup.seconds(rtt, usual)) + np.asarray(fetch.seconds(rtt, 1.0, typical))
     total = alone + seconds
     ratio = total / expected
     residual = np.log(np.maximum(ratio, 1e-9))
@@ -138,7 +146,7 @@ def hits_of(rows: Rows, hit: Ints, looked: Ints) -> Hits:
     return Hits(
         rows=own, prompt=prompt, local=local, matched=matched, running=running,
         token_bytes=token_bytes, flight=typical, lookup=lookup, fetch=fetch,
-        remote=_to_reference(total, ratio * reference, size, flight - typical, of, weights * trust),
+        remote=_to_reference(total, ratio * reference, whole, flight - typical, of, weights * trust),
         spread=1.4826 * middle(np.abs(residual - middle(residual))), trust=trust, weights=weights, of=of, rtt=rtt,
     )  # fmt: skip
 

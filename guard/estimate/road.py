@@ -43,7 +43,8 @@ def _remote(record: RequestRecord, cell: Cell | None) -> dict[str, Any]:
     size = matched * cell.bytes_per_token
     read = cell.fetch.seconds(rtt or 0.0, size)
     if record.decision == s.DECISION_SKIP:
-        read += cell.lookup.seconds(rtt or 0.0, size)
+        local = record.tokens_local * cell.bytes_per_token if cell.lookup.sends_local else 0.0
+        read += cell.lookup.seconds(rtt or 0.0, size + local)
     full = record.prompt_tokens - record.tokens_local
     rest = cell.prefill.seconds(record.prompt_tokens, max(full - matched, 1.0), record.running)
     waits = record.intake + record.queue + record.resume + record.lookup + record.slot

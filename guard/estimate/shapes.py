@@ -74,9 +74,14 @@ class PrefillModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupModel:
-    """u = t0 + K*RTT + seconds_per_byte * bytes matched, K = kappa + kappa_per_byte * bytes matched.
+    """u = t0 + K*RTT + seconds_per_byte * bytes, K = kappa + kappa_per_byte * bytes.
 
-    Hit probability and expected tokens of a hit are among those looked up. LMCacheMP reads the store here.
+    `bytes` are those matched, and where the lookup `sends_local` (LMCacheMP reads the store here, without regard to
+    what vLLM holds itself) those of the local match, too.
+
+    Hit probability and expected tokens of a hit are among those looked up. Of a prompt
+    of n tokens that hits, vLLM and the store hold `held_tokens + held_per_token * (n - held_prompt)` together: a
+    conversation lacks its last turn (slope 1), a shared prefix is as long in every prompt (slope 0). 0: not known.
     """
 
     t0: float
@@ -85,11 +90,15 @@ class LookupModel:
     seconds_per_byte: float = 0.0
     hit_probability: float = 0.0
     expected_tokens: float = 0.0
+    held_tokens: float = 0.0
+    held_prompt: float = 0.0
+    held_per_token: float = 0.0
+    sends_local: bool = False
     spread: float = 0.0
     n: int = 0
 
     def seconds(self, rtt: float, size: float = 0.0) -> float:
-        """Projected median time of a lookup that finds `size` bytes."""
+        """Projected median time of a lookup for which `size` bytes are sent."""
         return self.t0 + (self.kappa + self.kappa_per_byte * size) * rtt + self.seconds_per_byte * size
 
 

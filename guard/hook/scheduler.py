@@ -53,7 +53,7 @@ class SchedulerSide:
             return True
         leg = self.table.leg(state, self._key, self.backend)
         leg.start = leg.start or self.table.clock()
-        self._decide_lookup(state, leg, request, 0)
+        self._decide_lookup(state, leg, request, None)
         if leg.skip is not None and not leg.skip.admitted:
             return False
         self._reading(leg, state.prompt_tokens)
@@ -224,7 +224,7 @@ class SchedulerSide:
         )  # fmt: skip
         return traffic, pace, now
 
-    def _decide_lookup(self, state: RequestState, leg: Leg, request: Any, local: int) -> None:
+    def _decide_lookup(self, state: RequestState, leg: Leg, request: Any, local: int | None) -> None:
         directive = self._current(self.backend.label)
         traffic, pace, now = self._traffic(state, directive.costs if directive is not None else None)
         leg.skip = gate.admit_lookup(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from guard import gate, semconv
+from guard.connectors import capability_of_label
 from guard.control.shapes import Read
 from guard.costs import Costs
 from guard.wire import FetchRecord, RequestRecord
@@ -148,13 +149,20 @@ def _read(record: RequestRecord, fetch: FetchRecord, now: float) -> Read:
         prompt_tokens=record.prompt_tokens,
         local_tokens=record.tokens_local,
         loaded_tokens=fetch.tokens,
-        bytes=float(fetch.bytes),
+        bytes=_sent(record, fetch),
         inflight=max(fetch.inflight, 1),
         running=record.running,
         rtt=fetch.network_rtt if fetch.network_rtt is not None else record.rtt,
         ok=fetch.outcome != semconv.OUTCOME_FAILED,
         tagged=record.reason == gate.TRICKLE,
     )
+
+
+def _sent(record: RequestRecord, fetch: FetchRecord) -> float:
+    """Bytes that the store sent: where the lookup moves the data, what vLLM holds itself among them."""
+    if capability_of_label(record.backend).lookup_moves_data and fetch.tokens:
+        return float(fetch.bytes) * (fetch.tokens + record.tokens_local) / fetch.tokens
+    return float(fetch.bytes)
 
 
 def _judge(held: Gathered, record: RequestRecord, costs: Costs) -> None:
@@ -166,7 +174,7 @@ def _judge(held: Gathered, record: RequestRecord, costs: Costs) -> None:
     full = costs.prefill(record.prompt_tokens, c, record.running)
     ttft = record.ttft or 0.0
     if loaded > 0 and record.fetches:
-        projected, choice = waits + costs.read_seconds(record.fetches[-1].bytes) + rest, "remote"
+        projected, choice = waits + costs.read_seconds(_sent(record, record.fetches[-1])) + rest, "remote"
     else:
         projected, choice = waits + record.lookup + full, "recompute"
     if ttft > 0.0:

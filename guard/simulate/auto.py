@@ -157,11 +157,19 @@ class Auto:
                 Read(
                     at=now - EXPORT_SECONDS - record.prefill - record.resume, seconds=record.lookup + record.fetch,
                     prompt_tokens=record.prompt_tokens, local_tokens=record.tokens_local,
-                    loaded_tokens=record.tokens_loaded, bytes=sum(each.bytes for each in record.fetches),
+                    loaded_tokens=record.tokens_loaded, bytes=self._sent(record),
                     inflight=record.fetches[0].inflight if record.fetches else 1, running=record.running,
                     rtt=record.rtt, ok=not failed, tagged=record.reason == TRICKLE,
                 )
             )  # fmt: skip
+
+    def _sent(self, record: RequestRecord) -> float:
+        """Bytes that the store sent, as the service reckons it."""
+        found = float(sum(each.bytes for each in record.fetches))
+        connector = self.scenario.connector
+        if connector.capability.lookup_moves_data:
+            found += record.tokens_local * connector.bytes_per_token
+        return found
 
     def _decide(self, now: float, number: int) -> None:
         inflight, size, oldest = self._inflight[number]
