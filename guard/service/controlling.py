@@ -4,6 +4,7 @@ A plan becomes part of the directive where the mode is `auto` or `observe`; `on`
 State is kept in the ledger and restored at start. Everything runs in the event loop.
 """
 
+import heapq
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -168,11 +169,11 @@ class Controlling:
         unit = self.units[key]
         return standing(objective, *unit.tally.counts(self._clock.monotonic()), unit.tally.seconds)
 
-    def step(self, engines: Sequence[tuple[str, str, Sequence[str]]]) -> bool:
-        """One turn over `engines` (id, model, backends); True where what is asked of one changed."""
+    def step(self, engines: Sequence[tuple[str, str, Sequence[str]]]) -> set[str]:
+        """One turn over `engines` (id, model, backends); the ids of those of which something else is asked now."""
         now = self._clock.monotonic()
         self._refit()
-        changed = False
+        changed: set[str] = set()
         pools: dict[str, list[tuple[Key, str]]] = {}
         for engine_id, model, backends in engines:
             for backend in backends:
@@ -180,22 +181,22 @@ class Controlling:
         for backend, members in pools.items():
             parts = self._share(backend, members, now)
             flights = {key: self.gathered.of(key).flight(now)[1] for key, _ in members}
-            healed = {key: unit.healed for key, _ in members if (unit := self.units.get(key))}
+            flying = sum(flights.values())
+            # Two, so that each engine finds one that is not itself without a look at all the others.
+            healed = heapq.nlargest(2, ((unit.healed, key) for key, _ in members if (unit := self.units.get(key))))
             for key, model in members:
-                pooled = Pooled(
-                    len(members), parts.get(key[0]), sum(flights.values()) - flights[key],
-                    max((at for other, at in healed.items() if other != key), default=-math.inf),
-                )  # fmt: skip
-                changed |= self._alone(key, model, pooled, now)
+                others = next((at for at, other in healed if other != key), -math.inf)
+                pooled = Pooled(len(members), parts.get(key[0]), flying - flights[key], others)
+                if self._alone(key, model, pooled, now):
+                    changed.add(key[0])
         live = {key for members in pools.values() for key, _ in members}
         for key in [each for each in self.units if each not in live]:
             self._silent[key] = self.units.pop(key).state
             if len(self._silent) > SILENT_LIMIT:
                 del self._silent[next(iter(self._silent))]
         self._pools = {backend: pool for backend, pool in self._pools.items() if backend in pools}
-        self._changed |= (
-            any((unit.state.sent and unit.state.sent.fetch) or unit.state.name != OPEN for unit in self.units.values())
-            and changed
+        self._changed |= bool(changed) and any(
+            (unit.state.sent and unit.state.sent.fetch) or unit.state.name != OPEN for unit in self.units.values()
         )
         return changed
 

@@ -5,7 +5,7 @@ The registry is bounded, and a silent engine is forgotten after a while. All of 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -106,10 +106,11 @@ class Registry:
             held = self.directives(engine)
         return DirectiveSet(engine_id=poll.engine_id, etag=engine.tag, directives=held)
 
-    def publish(self) -> None:
-        """Works out what is in force for every engine and wakes the polls of those for which it changed."""
-        for engine in self.engines.values():
-            self._update(engine)
+    def publish(self, changed: Iterable[str] | None = None) -> None:
+        """Works out what is in force for the engines `changed` (ids; None: all) and wakes polls where it is new."""
+        for engine_id in self.engines if changed is None else changed:
+            if engine := self.engines.get(engine_id):
+                self._update(engine)
 
     def directives(self, engine: Engine) -> tuple[Directive, ...]:
         """What is asked of `engine` now, a directive per backend."""

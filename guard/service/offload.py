@@ -4,10 +4,10 @@ The narrowest scope wins: `engine:ID`, then `backend:NAME`, `model:NAME`, `fleet
 """
 
 import hashlib
-import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any, Final
+
+import msgspec
 
 from guard import semconv
 from guard.control.shapes import Coefficients, Plan
@@ -115,7 +115,7 @@ def directive(
     reads = plan.reads if plan else Reads()
     expires_at = override.expires_at if override else None
     # The end, not what is left of it: the id must not change while the time runs down.
-    digest = hashlib.sha256(json.dumps([content, coefficients, asdict(reads), expires_at]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(msgspec.json.encode((content, coefficients, reads, expires_at))).hexdigest()[:16]
     left = None if expires_at is None else max(0.0, expires_at - now)
     return Directive(id=digest, ttl_seconds=left, reads=reads, **content, **coefficients)
 

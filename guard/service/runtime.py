@@ -118,8 +118,7 @@ class Runtime:
         self._totals(semconv.INGEST_LOST, counts.evicted, "evicted")
         self._totals(semconv.INGEST_LOST, counts.overflow, "overflow")
         self.switches.expire()  # publishes when something ran out
-        if self.controlling.step(self.registry.asked()):
-            self.registry.publish()
+        self.registry.publish(self.controlling.step(self.registry.asked()))
         if (kept := self.controlling.save()) is not None:
             self.journal.put_state(CONTROLLER, kept)
         for event in self.registry.news():

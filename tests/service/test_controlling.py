@@ -43,7 +43,7 @@ class Bench:
 
     def step(self, seconds: float = 0.25) -> bool:
         self.now += seconds
-        return self.made.step(self.engines)
+        return bool(self.made.step(self.engines))
 
     def run(self, seconds: float) -> int:
         return sum(self.step() for _ in range(int(seconds * 4)))
@@ -273,6 +273,31 @@ def test_engines_that_join_are_not_told_twice() -> None:
     first = {engine: told(bench.made.asked(engine, "b")) for engine, _, _ in bench.engines}
     bench.step()
     assert {engine: told(bench.plan(engine)) for engine in first} == first
+
+
+def test_only_those_of_which_something_else_is_asked_are_told() -> None:
+    bench = Bench(engines=3)
+    bench.run(3)
+    for _ in range(8):
+        for number in range(3):
+            bench.request(f"e{number}", outcome="failed" if number == 1 else "ok")
+    bench.now += 0.25
+    assert bench.made.step(bench.engines) == {"e1"}
+    assert bench.made.step(bench.engines) == set()
+
+
+def test_a_stopped_engine_tries_when_another_opened_again_not_for_its_own_last_time() -> None:
+    bench = Bench(engines=3)
+    bench.run(1)
+    stopped = bench.made.units["e1", "b"]
+    stopped.state = replace(stopped.state, name="bypass", since=bench.now, reason="failures", backoff=60.0)
+    stopped.healed = bench.now + 1.0  # the latest of all, but its own
+    bench.made.units["e0", "b"].healed = bench.now - 1.0
+    bench.run(2)
+    assert bench.plan("e1").state == "bypass"
+    bench.made.units["e2", "b"].healed = stopped.state.since + 0.5
+    bench.run(1)
+    assert bench.plan("e1").state == "half-open"
 
 
 def test_engines_of_a_pool_share_their_tries() -> None:

@@ -94,6 +94,19 @@ async def test_a_switch_that_changes_nothing_for_an_engine_does_not_wake_it(
     assert await waiting is None
 
 
+async def test_what_changed_for_one_engine_is_worked_out_for_that_one_alone(
+    registry: Registry, overrides: Overrides
+) -> None:
+    for name in ("a", "b"):
+        await registry.poll(Poll(name, "m", ("x",)), 0)
+    asked: list[str] = []
+    registry.plans = lambda engine, _: asked.append(engine)
+    registry.publish(["b", "gone"])
+    assert asked == ["b"]
+    registry.publish()
+    assert asked == ["b", "a", "b"]
+
+
 async def test_a_hook_that_starts_anew_has_applied_nothing(registry: Registry) -> None:
     poll = await applied(registry, Poll("e", "m", ("a",)))
     await registry.poll(poll, 0)
