@@ -27,6 +27,8 @@ class StackConfig:
         service: whether `kvguard serve` runs (the hook fails open without).
         probe: whether kvguard probes the store (PING) on LMCache's road, for RTT.
         otlp: where vLLM's own spans go: None, "service" (OTLP/HTTP), "rotel" (gRPC to a collector, then on).
+        one_core: the model computes on one core and leaves the others to the API server, LMCache and Redis: slower, and
+            steadier where there are but two.
         hook_env, service_env, vllm_args: additions.
     """
 
@@ -48,6 +50,7 @@ class StackConfig:
     max_num_seqs: int | None = None
     kv_cache_gib: int = 1
     vllm_start_seconds: float = 480.0
+    one_core: bool = False
     hook_env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     service_env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     vllm_args: tuple[str, ...] = ()

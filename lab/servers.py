@@ -99,6 +99,8 @@ def vllm_server(
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
     }
+    if config.one_core:
+        own["VLLM_CPU_OMP_THREADS_BIND"] = str(min(os.sched_getaffinity(0)))
     return Process(
         "vllm",
         command,

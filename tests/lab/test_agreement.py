@@ -12,9 +12,11 @@ lookup (LMCache inside vLLM) in it and in the step that follows:
 
 w: a synchronous lookup holds up the pass, so of several requests in one pass the later ones wait for the lookups of the
 earlier ones. That is queueing to the hook, and after the beginning of the pass to vLLM.
+
+The model computes on one core. When it has both, the API server takes up the first token late, by up to 20 ms, while
+the second step or a store runs: then vLLM's own TTFT is late, which says nothing about the hook.
 """
 
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,10 +41,6 @@ REQUESTS = 66
 RESIDUAL = 0.05
 """What may stay unexplained, as a share of TTFT, at p95."""
 
-ONE_CORE = {"VLLM_CPU_OMP_THREADS_BIND": str(min(os.sched_getaffinity(0)))}
-"""The model computes on one core. When it has both, the API server takes up the first token late, by up to 20 ms, while
-the second step or a store runs: then vLLM's own TTFT is late, which says nothing about the hook."""
-
 LATE = 10
 """So many requests may differ from vLLM's TTFT by more than the 95th percentile of the overhead. Both are the same API
 server being late, before or after it has looked at the clock: 3 of 66 are expected, more than 10 about once in a
@@ -60,14 +58,14 @@ QUEUE = {
 def narrow(stacks, forward: dict[str, str]) -> Stack:
     """LMCacheMPConnector on a vLLM that runs two requests at a time, so that some wait."""
     return stacks.get(
-        StackConfig(otlp="service", command_proxy=True, max_num_seqs=2, service_env=forward, hook_env=ONE_CORE)
+        StackConfig(otlp="service", command_proxy=True, max_num_seqs=2, service_env=forward, one_core=True)
     )
 
 
 @pytest.fixture
 def inside(stacks, forward: dict[str, str]) -> Stack:
     """LMCache inside vLLM, without the command proxy: on two cores its copying of what is stored delays everybody."""
-    return stacks.get(StackConfig(connector="lmcache", otlp="service", service_env=forward, hook_env=ONE_CORE))
+    return stacks.get(StackConfig(connector="lmcache", otlp="service", service_env=forward, one_core=True))
 
 
 @dataclass
