@@ -151,16 +151,21 @@ class Switches:
     @staticmethod
     def _check(current: Override | None, if_match: str, if_none_match: str) -> None:
         tag = override_etag(current)
-        if if_match and (current is None or not _names(if_match, tag)):
+        if if_match and (current is None or not names(if_match, tag)):
             there = f"it is now {tag}" if current else "there is none now"
             raise Problem(412, f"the switch changed meanwhile: {there}", headers={"ETag": tag})
-        if if_none_match and current is not None and _names(if_none_match, tag):
+        if if_none_match and current is not None and names(if_none_match, tag):
             raise Problem(412, f"there is a switch already: {tag}", headers={"ETag": tag})
 
 
 def override_etag(override: Override | None) -> str:
     """The entity tag of a scope: the number of the history entry that made its switch."""
     return f'"{override.revision if override else 0}"'
+
+
+def names(header: str, tag: str) -> bool:
+    """Whether an If-Match or If-None-Match `header` names the entity tag `tag`."""
+    return header.strip() == "*" or tag in (item.strip() for item in header.split(","))
 
 
 def _of(entry: Entry) -> Override | None:
@@ -170,7 +175,3 @@ def _of(entry: Entry) -> Override | None:
     return Override(
         scope=entry.scope, reason=entry.reason, who=entry.who, since=entry.at, revision=entry.id, **entry.after
     )
-
-
-def _names(header: str, tag: str) -> bool:
-    return header.strip() == "*" or tag in (item.strip() for item in header.split(","))

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from guard.service import shapes
@@ -14,6 +14,7 @@ from guard.slo.objective import ObjectiveError, parse
 router = APIRouter(prefix="/v1/objectives", tags=["objectives"])
 Reader = Annotated[str, Depends(require("read"))]
 Admin = Annotated[str, Depends(require("admin"))]
+IfMatch = Annotated[str, Header(description="only while the objectives in force still have this ETag")]
 
 
 class ObjectivesIn(BaseModel):
@@ -45,35 +46,46 @@ class ObjectivesOut(BaseModel):
 
 
 @router.get("", response_model=ObjectivesOut)
-async def get_objectives(request: Request, _: Reader) -> ObjectivesOut:
-    """The objectives in force."""
-    return _shown(request.app.state.runtime)
+async def get_objectives(request: Request, response: Response, _: Reader) -> ObjectivesOut:
+    """The objectives in force, with their ETag."""
+    return _shown(request.app.state.runtime, response)
 
 
 @router.put("", response_model=ObjectivesOut)
-async def put_objectives(request: Request, wanted: ObjectivesIn, who: Admin) -> ObjectivesOut:
+async def put_objectives(
+    request: Request, response: Response, wanted: ObjectivesIn, who: Admin, if_match: IfMatch = ""
+) -> ObjectivesOut:
     """Replaces all objectives; answers when they are on disk."""
     runtime: Runtime = request.app.state.runtime
     try:
         items = parse(wanted.objectives)
     except ObjectiveError as error:
         raise Problem(422, str(error), kind="bad-objective") from None
-    await runtime.promises.put(items, at=runtime.clock.wall(), who=who, source=_source(request), reason=wanted.reason)
-    return _shown(runtime)
+    await runtime.promises.put(
+        items, at=runtime.clock.wall(), who=who, source=_source(request), reason=wanted.reason, if_match=if_match
+    )
+    return _shown(runtime, response)
 
 
 @router.delete("", response_model=ObjectivesOut)
 async def delete_objectives(
-    request: Request, who: Admin, reason: Annotated[shapes.Reason, Query()] = ""
+    request: Request,
+    response: Response,
+    who: Admin,
+    reason: Annotated[shapes.Reason, Query()] = "",
+    if_match: IfMatch = "",
 ) -> ObjectivesOut:
     """Goes back to the objectives of the settings."""
     runtime: Runtime = request.app.state.runtime
-    await runtime.promises.clear(at=runtime.clock.wall(), who=who, source=_source(request), reason=reason)
-    return _shown(runtime)
+    await runtime.promises.clear(
+        at=runtime.clock.wall(), who=who, source=_source(request), reason=reason, if_match=if_match
+    )
+    return _shown(runtime, response)
 
 
-def _shown(runtime: Runtime) -> ObjectivesOut:
+def _shown(runtime: Runtime, response: Response) -> ObjectivesOut:
     promises = runtime.promises
+    response.headers["ETag"] = promises.etag
     return ObjectivesOut.model_validate(
         {"source": promises.source, "objectives": [item.to_json() for item in promises.in_force.items]}
     )
