@@ -36,7 +36,7 @@ class Hook:
     async def _poll(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tag: str) -> str:
         header = f'If-None-Match: "{tag}"\r\n' if tag else ""
         query = "wait=5&schema=1&backend=a/b&model=m&hook=0.1.0"
-        writer.write(f"GET /v1/directives/{self.engine}?{query} HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
+        writer.write(f"GET /v1/directives/{self.engine}?{query} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
         self.polls += 1
         if b" 200 " not in head[:20]:

@@ -50,6 +50,9 @@ class Settings(BaseSettings):
     state_dir: Path = Field(default_factory=default_state_dir, description="Directory of the ledger.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line logged.")
     tokens_file: Path | None = Field(None, description="Bearer tokens, a line each: NAME SCOPE[,SCOPE] TOKEN.")
+    allowed_hosts: tuple[str, ...] = Field(
+        (), description="Names, beside loopback, under which it may be called without tokens (a tunnel, a local proxy)."
+    )
     tls_cert_file: Path | None = Field(None, description="PEM certificate chain; with it the service speaks https.")
     tls_key_file: Path | None = Field(None, description="PEM private key of tls_cert_file.")
     require_reason: Literal["never", "fleet", "always"] = Field(

@@ -8,7 +8,7 @@ import hashlib
 import math
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -41,13 +41,16 @@ class Token:
 class Tokens:
     """The tokens of the service and how often their bearers may call; `reload` reads the file again (SIGHUP)."""
 
-    def __init__(self, path: Path | None, rates: Rates | None = None) -> None:
+    def __init__(self, path: Path | None, rates: Rates | None = None, hosts: Iterable[str] = ()) -> None:
         """Reads `path`; None means that no token is asked for. Without `rates` nobody is slowed down.
+
+        `hosts` are names, beside loopback, under which the service may be called without tokens.
 
         Raises:
             ConfigError: the file cannot be read or a line is not a token; names the line, never the token.
         """
         self._path = path
+        self._hosts = frozenset(name.lower() for name in hosts)
         self._rates = rates or Rates(lambda: 0.0, {})
         self._tokens = read_tokens(path) if path else ()
 
@@ -64,11 +67,12 @@ class Tokens:
         """The name of the caller.
 
         Raises:
-            Problem: 401 without a known token, 403 when it lacks `scope`, 429 when it calls too often.
+            Problem: 401 without a known token, 403 when it lacks `scope`, or there are no tokens and the request is
+                for another host, 429 when it calls too often.
         """
         host = request.client.host if request.client else "?"
         if self._path is None:
-            _from_here(request, scope)
+            self._for_us(request)
             name = f"anonymous@{host}"
         else:
             name = self._bearer(request, scope, host)
@@ -94,22 +98,26 @@ class Tokens:
             raise Problem(403, f"token {found.name!r} lacks the scope {scope!r}", headers=headers)
         return found.name
 
+    def _for_us(self, request: Request) -> None:
+        """Without tokens only loopback is listened on; a web page whose name leads here must neither read nor write."""
+        host = request.headers.get("host", "")
+        try:
+            name = urlsplit(f"//{host}").hostname
+        except ValueError:  # a bracket without its other half
+            name = host
+        if name and not is_loopback(name) and name not in self._hosts:
+            raise Problem(
+                403,
+                f"host {name[:80]!r} is not this machine: call 127.0.0.1 or localhost, name it in allowed_hosts, or"
+                " configure tokens_file",
+                kind="unknown-host",
+            )
+
     def _slow_down(self, kind: str, client: str) -> None:
         late = self._rates.take(kind, client)
         if late > 0.0:
             headers = {"Retry-After": str(math.ceil(late))}
             raise Problem(429, f"too many requests: try again in {late:.1f} s", headers=headers)
-
-
-def _from_here(request: Request, scope: Scope) -> None:
-    """Without tokens the service listens on loopback; a web page that another name leads here must not switch."""
-    host = request.headers.get("host", "")
-    try:
-        name = urlsplit(f"//{host}").hostname
-    except ValueError:  # a bracket without its other half
-        name = host
-    if scope == "admin" and name and not is_loopback(name):
-        raise Problem(403, f"host {name[:80]!r} is not this machine: use 127.0.0.1 or localhost, or configure tokens")
 
 
 def require(scope: Scope) -> Callable[[Request], Awaitable[str]]:

@@ -110,7 +110,7 @@ def serve(settings: Settings, ready: Callable[[str], None] = lambda _: None) -> 
     files = allow_open_files()
     if settings.forward_headers_file:
         read_headers(settings.forward_headers_file)  # refused here, in words, and not by a traceback once it serves
-    tokens = Tokens(settings.tokens_file, Rates.of(settings, time.monotonic))
+    tokens = Tokens(settings.tokens_file, Rates.of(settings, time.monotonic), settings.allowed_hosts)
     sock = _listen(settings)
     try:
         ledger = Ledger(settings.state_dir)

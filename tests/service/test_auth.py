@@ -7,7 +7,7 @@ import pytest
 from starlette.requests import Request
 
 from guard.errors import ConfigError
-from guard.service.auth import Tokens, read_tokens
+from guard.service.auth import Scope, Tokens, read_tokens
 from guard.service.problems import Problem
 
 SECRETS = {"hook": "hook-secret-0123456789", "dash": "dash-secret-0123456789", "boss": "boss-secret-0123456789"}
@@ -101,14 +101,28 @@ def test_a_broken_file_names_the_line_and_never_the_secret(tmp_path: Path, text:
     assert "s3cret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1:8420", "localhost:8420", "[::1]:8420", None])
-def test_without_tokens_this_machine_may_switch(host: str | None) -> None:
-    assert Tokens(None).who(request(None, host), "admin") == "anonymous@127.0.0.1"
+SCOPES = ("ingest", "read", "admin")
 
 
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("host", ["127.0.0.1:8420", "localhost:8420", "LOCALHOST", "[::1]:8420", "", None])
+def test_without_tokens_this_machine_may_all(host: str | None, scope: Scope) -> None:
+    assert Tokens(None).who(request(None, host), scope) == "anonymous@127.0.0.1"
+
+
+@pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("host", ["rebound.example", "rebound.example:8420", "10.0.0.7:8420", "127.0.0.1.example", "["])
-def test_without_tokens_a_web_page_under_another_name_may_not_switch(host: str) -> None:
-    with pytest.raises(Problem, match="is not this machine") as caught:
-        Tokens(None).who(request(None, host), "admin")
-    assert caught.value.status == 403
-    assert Tokens(None).who(request(None, host), "read") == "anonymous@127.0.0.1"
+def test_without_tokens_a_web_page_under_another_name_may_nothing(host: str, scope: Scope) -> None:
+    with pytest.raises(Problem, match=r"is not this machine: .*allowed_hosts.*tokens_file") as caught:
+        Tokens(None, hosts=("kvguard.internal",)).who(request(None, host), scope)
+    assert (caught.value.status, caught.value.kind) == (403, "unknown-host")
+
+
+def test_a_name_that_is_allowed_may_without_tokens() -> None:
+    tokens = Tokens(None, hosts=("KVguard.internal",))
+    assert tokens.who(request(None, "kvguard.INTERNAL:8420"), "admin") == "anonymous@127.0.0.1"
+
+
+@pytest.mark.parametrize("host", ["kvguard:8420", "kvguard.monitoring.svc.cluster.local:8420", "10.0.0.7:8420"])
+def test_with_tokens_any_name_will_do(path: Path, host: str) -> None:
+    assert Tokens(path).who(request(f"Bearer {SECRETS['dash']}", host), "read") == "dash"

@@ -35,7 +35,7 @@ def test_who_says_nothing_or_dribbles_is_cut_off_in_time(serve: Callable[..., An
     served = serve(KVGUARD_SERVE_HEADER_TIMEOUT_SECONDS="0.5")
     silent, started, second = connect(served.url), connect(served.url), connect(served.url)
     started.sendall(b"GET /livez HTTP/1.1\r\nHo")
-    second.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    second.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert second.recv(4096).startswith(b"HTTP/1.1 200")
     began = time.monotonic()
     while True:  # the second request on a kept connection, byte by byte
@@ -75,7 +75,7 @@ def test_too_many_connections_cost_the_oldest_idle_one(serve: Callable[..., Any]
     tag = httpx2.get(f"{served.url}/v1/directives/e/0?backend=b").json()["etag"]
     poll = connect(served.url)  # the oldest of all, but busy
     poll.sendall(
-        f'GET /v1/directives/e/0?backend=b&wait=5 HTTP/1.1\r\nHost: x\r\nIf-None-Match: "{tag}"\r\n\r\n'.encode()
+        f'GET /v1/directives/e/0?backend=b&wait=5 HTTP/1.1\r\nHost: [::1]\r\nIf-None-Match: "{tag}"\r\n\r\n'.encode()
     )
     idle = [connect(served.url) for _ in range(60)]
     assert polls(served.url)
@@ -90,7 +90,7 @@ def test_too_many_connections_cost_the_oldest_idle_one(serve: Callable[..., Any]
 def test_two_requests_sent_at_once_are_both_answered(serve: Callable[..., Any]) -> None:
     served = serve()
     with connect(served.url) as sock:
-        sock.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+        sock.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
         sock.settimeout(10)
         held = b""
         while held.count(b"HTTP/1.1 200") < 3:

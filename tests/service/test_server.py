@@ -34,7 +34,7 @@ def connect(url: str) -> socket.socket:
 def test_sigterm_ends_it_cleanly_in_time_with_polls_under_way(serve: Callable[..., Any]) -> None:
     served = serve()
     tag = httpx2.get(f"{served.url}/v1/directives/e/0?backend=b").json()["etag"]
-    request = f"GET /v1/directives/e/0?backend=b&wait=5 HTTP/1.1\r\nHost: x\r\nIf-None-Match: {tag}\r\n\r\n"
+    request = f"GET /v1/directives/e/0?backend=b&wait=5 HTTP/1.1\r\nHost: localhost\r\nIf-None-Match: {tag}\r\n\r\n"
     polls = [connect(served.url) for _ in range(5)]
     for sock in polls:
         sock.sendall(request.encode())
@@ -239,7 +239,7 @@ def test_100_mb_get_413_and_cost_no_memory(serve: Callable[..., Any]) -> None:
 def test_endless_headers_are_cut_off(serve: Callable[..., Any]) -> None:
     served = serve()
     with connect(served.url) as sock:
-        sock.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n")
+        sock.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n")
         try:
             for number in range(2000):
                 sock.sendall(b"x-%d: %s\r\n" % (number, b"y" * 100))
@@ -254,7 +254,7 @@ def test_a_slow_body_is_given_up(serve: Callable[..., Any]) -> None:
     served = serve(KVGUARD_SERVE_BODY_TIMEOUT_SECONDS="0.3")
     with connect(served.url) as sock:
         sock.sendall(
-            b"POST /v1/traces HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            b"POST /v1/traces HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
         )
         assert sock.recv(4096).startswith(b"HTTP/1.1 408")
 
@@ -282,7 +282,7 @@ async def _hook(url: str, number: int, applied: dict[str, list[str]]) -> None:
         while True:
             header = f'If-None-Match: "{tag}"\r\n' if tag else ""
             query = "wait=5&schema=1&backend=a/b&model=m&hook=0.1.0"
-            writer.write(f"GET /v1/directives/{engine}?{query} HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
+            writer.write(f"GET /v1/directives/{engine}?{query} HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
             if b" 200 " in head[:20]:
                 length = int(head.partition(b"content-length: ")[2].split()[0])
@@ -316,3 +316,16 @@ def test_200_hooks_see_a_switch_and_acknowledge_it(serve: Callable[..., Any]) ->
         await asyncio.gather(*hooks, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(play(), 100))
+
+
+def test_without_tokens_a_name_that_is_led_here_reads_nothing_unless_it_is_allowed(serve: Callable[..., Any]) -> None:
+    served = serve(KVGUARD_SERVE_ALLOWED_HOSTS='["kvguard.internal"]')
+    port = served.url.rpartition(":")[2]
+    for host, status in (
+        ("127.0.0.1", 200), ("localhost", 200), ("kvguard.internal", 200), ("rebound.example", 403),
+    ):  # fmt: skip
+        for path in ("/v1/offload", "/metrics", "/v1/directives/e/0"):
+            answer = httpx2.get(f"{served.url}{path}", headers={"Host": f"{host}:{port}"})
+            assert answer.status_code == status, (host, path)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"] == "urn:kvguard:problem:unknown-host"
