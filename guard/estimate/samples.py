@@ -1,7 +1,7 @@
 """The samples of one cell as columns of numbers: from a window's frame, or record by record in a ring of fixed size."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -80,26 +80,29 @@ class Ring:
         self._arrived: float | None = None
         self.count = capacity
 
-    def add(self, row: tuple[float, ...], *, key: float) -> None:
-        """Takes a row of `row_of`; one with the id of a row that is held takes its place."""
-        held = np.flatnonzero(self._data[1, : self._filled()] == key)
-        if held.size:
-            at = self._data[0, held[0]]
-            self._data[:, held[0]] = row
-            self._data[0, held[0]] = at
+    def extend(self, rows: Sequence[tuple[float, ...]]) -> None:
+        """Takes rows of `row_of`, no id twice; one with the id of a row that is held takes its place."""
+        new = np.array(rows, dtype=np.float64).T
+        _, held, again = np.intersect1d(self._data[1, : self._filled()], new[1], return_indices=True)
+        self._data[1:, held] = new[1:, again]  # each keeps its time
+        self._append(np.delete(new, again, axis=1))
+
+    def _append(self, new: Array) -> None:
+        number = new.shape[1]
+        if not number:
             return
         size = self._data.shape[1]
-        if self._next == size < self.count:
-            grown = np.full((len(COLUMNS), min(self.count, size * 4)), np.nan)
-            grown[:, :size] = self._data
-            self._data, size = grown, grown.shape[1]
-        place = self._next % size
         last = self._data[0, (self._next - 1) % size] if self._next else 0.0
-        gap = row[0] - self._arrived if self._arrived is not None else 0.0
-        self._data[:, place] = row
-        self._data[0, place] = last + min(max(gap, 0.0), _LONGEST_GAP)
-        self._arrived = row[0]
-        self._next += 1
+        gaps = np.diff(new[0], prepend=new[0, 0] if self._arrived is None else self._arrived)
+        self._arrived = float(new[0, -1])
+        new[0] = last + np.cumsum(gaps.clip(0.0, _LONGEST_GAP))
+        if size < min(self._next + number, self.count):
+            grown = np.full((len(COLUMNS), min(self.count, max(size * 4, self._next + number))), np.nan)
+            grown[:, : self._next] = self._data[:, : self._next]
+            self._data, size = grown, grown.shape[1]
+        new = new[:, -size:]
+        self._next += number
+        self._data[:, np.arange(self._next - new.shape[1], self._next) % size] = new
 
     def samples(self) -> Samples:
         """A copy of the rows, oldest first."""

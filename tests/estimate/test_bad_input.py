@@ -209,14 +209,16 @@ def test_a_thin_class_stands_on_the_pool(traffic):
 def test_the_ring_holds_the_last_rows_and_replaces_amended_ones(request_of):
     ring = Ring(capacity=100)
     rows = [row_of(request_of(n, matched=1024, lookup=MS, fetch=0.02 + n * 1e-6, rtt=MS)) for n in range(250)]
-    for row in rows:
-        ring.add(row, key=row[1])
+    for row in rows[:90]:
+        ring.extend([row])
+    ring.extend(rows[90:])
     held = ring.samples()
     assert len(held) == 100
     assert held["fetch"].tolist() == pytest.approx([0.02 + n * 1e-6 for n in range(150, 250)])
     assert np.all(np.diff(held["at"]) == 1.0)
-    ring.add((*rows[200][:16], 9.0, *rows[200][17:]), key=rows[200][1])
+    ring.extend([(*rows[200][:16], 9.0, *rows[200][17:])])
     assert len(ring.samples()) == 100
+    assert np.all(np.diff(ring.samples()["at"]) == 1.0)
     assert ring.samples()["fetch"].max() == 9.0
 
 
