@@ -17,6 +17,9 @@ _PR_SET_TIMERSLACK: Final = 29
 _CHUNK: Final = 1 << 18
 _CONNECT_SECONDS: Final = 5.0
 
+HELD_BYTES: Final = 64 << 20
+"""Most bytes on their way in one direction: 10 Gbit/s for 50 ms. Beyond it nothing is read, so the sender waits."""
+
 
 class Piece(NamedTuple):
     """Bytes, the monotonic time at which they go on, and what to call then."""
@@ -29,15 +32,23 @@ class Piece(NamedTuple):
 class Pipe:
     """One direction of a connection: a reader that stamps pieces with their due time, a writer that waits for it."""
 
-    def __init__(self, source: socket.socket, target: socket.socket, stamp: Callable[[bytes], Iterable[Piece]]) -> None:
-        self._source, self._target, self._stamp = source, target, stamp
+    def __init__(
+        self, source: socket.socket, target: socket.socket, stamp: Callable[[bytes], Iterable[Piece]], *,
+        most: int = HELD_BYTES,
+    ) -> None:  # fmt: skip
+        self._source, self._target, self._stamp, self._most = source, target, stamp, most
         self._queue: queue.Queue[Piece] = queue.Queue()
+        self._held = 0  # bytes in the queue
+        self._room = threading.Condition()
         for run in (self._read, self._write):
             threading.Thread(target=run, name="kvguard-sweep-pipe", daemon=True).start()
 
     def _read(self) -> None:
         while data := _receive(self._source):
             for piece in self._stamp(data):
+                with self._room:
+                    self._room.wait_for(lambda: self._held < self._most)
+                    self._held += len(piece.data)
                 self._queue.put(piece)
         self._queue.put(Piece(0.0, b""))
 
@@ -58,18 +69,28 @@ class Pipe:
             except OSError:
                 for sock in (self._source, self._target):
                     sock.close()
+                self._sent(self._held)  # the reader may wait for room; what it reads now is nothing
                 return
+            self._sent(len(data))
+
+    def _sent(self, size: int) -> None:
+        with self._room:
+            self._held -= size
+            self._room.notify()
 
 
 class DelayProxy:
     """Listens on `listen` and passes connections on to `target`, both (host, port); port 0 takes a free one: `port`.
 
+    It holds at most about `most` bytes of each direction of a connection.
+
     Raises:
         OSError: the address cannot be listened on.
     """
 
-    def __init__(self, listen: tuple[str, int], target: tuple[str, int]) -> None:
+    def __init__(self, listen: tuple[str, int], target: tuple[str, int], *, most: int = HELD_BYTES) -> None:
         self.rtt_seconds = 0.0
+        self._most = most
         self._target = target
         family = socket.AF_INET6 if ":" in listen[0] else socket.AF_INET
         self._listener = socket.create_server(listen, family=family, backlog=128)
@@ -105,8 +126,8 @@ class DelayProxy:
             for sock in (client, server):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open = [sock for sock in self._open if sock.fileno() >= 0] + [client, server]
-            Pipe(client, server, self._delayed)
-            Pipe(server, client, self._delayed)
+            Pipe(client, server, self._delayed, most=self._most)
+            Pipe(server, client, self._delayed, most=self._most)
 
     def _delayed(self, data: bytes) -> Iterable[Piece]:
         return (Piece(time.monotonic() + self.rtt_seconds / 2.0, data),)

@@ -1,4 +1,6 @@
+import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -70,6 +72,55 @@ def test_proxy_delays_overlap(echo):
             got += sock.recv(65536)
         assert time.monotonic() - began < 10 * 0.1  # one after the other they would take ten round trips
         assert got == b"".join(bytes([number]) * 100 for number in range(10))
+
+
+def test_proxy_holds_no_more_than_it_may_and_loses_nothing():
+    content = os.urandom(32 << 20)
+    taken = 0
+
+    def send(sock: socket.socket) -> None:
+        nonlocal taken
+        with sock:
+            for at in range(0, len(content), 1 << 16):
+                sock.sendall(content[at : at + (1 << 16)])
+                taken = at + (1 << 16)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as store,
+        DelayProxy(("127.0.0.1", 0), store.getsockname(), most=1 << 20) as proxy,
+    ):
+        proxy.rtt_seconds = 0.001
+        sender = threading.Thread(target=send, args=(socket.create_connection(("127.0.0.1", proxy.port)),))
+        sender.start()
+        with store.accept()[0] as reader:
+            reader.settimeout(30)
+            before = -1
+            while before != taken:  # until nothing more is taken off the sender while nobody reads
+                before = taken
+                time.sleep(0.5)
+            assert taken < 24 << 20  # what two pairs of socket buffers hold at the most, and the 1 MiB
+            got = bytearray()
+            while data := reader.recv(1 << 20):
+                got += data
+        sender.join(30)
+    assert bytes(got) == content
+
+
+def test_proxy_whose_store_goes_away_while_it_is_full_ends_the_connection():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as store,
+        DelayProxy(("127.0.0.1", 0), store.getsockname(), most=1 << 16) as proxy,
+        socket.create_connection(("127.0.0.1", proxy.port)) as sock,
+    ):
+        sock.settimeout(0.5)
+        far = store.accept()[0]
+        with pytest.raises(TimeoutError):
+            sock.sendall(bytes(64 << 20))
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()
+        sock.settimeout(10)
+        with pytest.raises(OSError, match=r"reset|[Pp]ipe"):
+            sock.sendall(bytes(64 << 20))
 
 
 def test_proxy_ends_its_connections(echo):
