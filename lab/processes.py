@@ -33,7 +33,7 @@ class Process:
         run_dir: where `NAME.log` goes.
         ready: asked every 0.1 s until true; None means that a started process is a ready one.
         timeout: seconds until it must be ready.
-        env: variables on top of the lab's own; a value of None removes one.
+        env: variables on top of the lab's own; a value of None removes one. A change counts from the next start.
         hint: what to check when it does not start.
         netns: path of the network namespace to start in, None for the lab's own.
     """
@@ -57,7 +57,7 @@ class Process:
         self.hint = hint
         self._ready = ready
         self._timeout = timeout
-        self._env = env or {}
+        self.env = dict(env or {})
         self._netns = netns
         self._popen: subprocess.Popen[bytes] | None = None
 
@@ -86,7 +86,7 @@ class Process:
         Raises:
             LabError: it ended or was not ready in time; the text holds its last log lines.
         """
-        env = {**os.environ, **self._env}
+        env = {**os.environ, **self.env}
         command = ["nsenter", f"--net={self._netns}", *self.command] if self._netns else self.command
         if not shutil.which(self.command[0], path=env.get("PATH")):
             raise LabError(f"{self.name}: there is no program {self.command[0]}. {self.hint}")
