@@ -1,7 +1,8 @@
 """The policies on simulated engines: the public matrix, the goodput of every scenario, the steps. `make policies`.
 
 Everything here is simulated. `--small` is what CI can afford; the full form takes many minutes. With KVGUARD_TRACES
-naming a directory with the public traces, Mooncake's conversation trace is run too.
+naming a directory with the public traces, Mooncake's conversation trace is run too. `--only lab --sweep PATH` asks
+whether the model, fitted to one part of a measured sweep, reproduces the rest of it.
 """
 
 import argparse
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from guard.gate import TRICKLE
-from guard.simulate import scenario
+from guard.simulate import fit, scenario
 from guard.simulate.results import Result
 from guard.simulate.run import learn, simulate
 from guard.simulate.scenario import Conversations, Scenario
@@ -31,6 +32,9 @@ MATRIX = {
 }
 
 LEARN_SECONDS = 240.0
+
+REPRODUCED = 0.15
+"""Largest relative error of a mean TTFT that was not fitted."""
 
 LEVELS = (0.5, 0.9)
 """SLAs of the goodput table: TTFT that the better of always and never keeps for this share of the requests."""
@@ -231,13 +235,41 @@ def mooncake(path: Path, rtt: float) -> Scenario:
     )  # fmt: skip
 
 
+def lab(path: Path) -> Iterator[bool]:
+    """The simulator fitted to one part of a measured sweep, point by point against all of it."""
+    part, rest = fit.split(fit.read(path))
+    made = fit.fit(part)
+    engine, connector = made.engine, made.connector
+    print(
+        f"\nSweep {path}: fitted to {len(part)} of {len(part) + len(rest)} points; the others within {REPRODUCED:.0%}\n"
+        f"  prefill {_ms(engine.step_seconds)} ms + {1e6 * engine.token_seconds:.1f} us a token, intake"
+        f" {_ms(engine.intake_seconds)} ms, read {_ms(connector.lookup_seconds)} ms + {connector.lookup_trips:.2f} RTT"
+        f" a chunk of {connector.chunk_tokens} tokens, {connector.readers} at a time"
+    )
+    print(f"  {'':8} {'RTT ms':>7} {'at once':>7} {'road':9} {'n':>4} {'measured':>9} {'simulated':>9}   error")
+    for name, points in (("fitted", part), ("held out", rest)):
+        for each in fit.reproduce(made, points):
+            point, error = each.point, each.ratio - 1.0
+            fine = abs(error) <= REPRODUCED
+            print(
+                f"  {name:8} {1e3 * point.rtt:7.2f} {point.concurrency:7} {point.road:9} {point.n:4}"
+                f" {_ms(point.ttft):>9} {_ms(each.simulated):>9}  {error:+6.1%}"
+                f"{'' if fine else '  missed' if points is rest else '  far'}"
+            )
+            if points is rest:
+                yield fine
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the tables; 1 when a goal was missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks policies")
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--only", choices=("matrix", "steps", "goodput", "mooncake"))
+    parser.add_argument("--only", choices=("matrix", "steps", "goodput", "mooncake", "lab"))
+    parser.add_argument("--sweep", type=Path, help="directory of `kvguard sweep`, or its cells.jsonl")
     options = parser.parse_args(["--small"] if arguments is None else arguments)
     small, only = options.small, options.only
+    if only == "lab" and options.sweep is None:
+        parser.error("--only lab needs --sweep")
     fine: list[bool] = []
     if only in (None, "matrix"):
         fine += matrix(small=small)
@@ -255,6 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         else:
             print("\nMooncake's conversation trace: left out, KVGUARD_TRACES does not name a directory that has it")
+    if only == "lab":
+        fine += lab(options.sweep)
     print(f"\n{sum(fine)} of {len(fine)} goals met")
     return int(not all(fine))
 

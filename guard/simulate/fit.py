@@ -24,6 +24,7 @@ from guard.simulate.run import simulate
 from guard.simulate.scenario import Scenario, parse
 
 READERS: Final = (1, 2, 4, 8, 16)
+CHUNKS: Final = (1024, 512, 256, 128, 64, 32, 16)
 POLICIES: Final = {"remote": "always", "recompute": "never"}
 
 
@@ -55,23 +56,24 @@ class Reproduced:
         return self.simulated / self.point.ttft
 
 
-def read(directory: Path) -> list[Point]:
-    """The points of a sweep's directory, over all its repeats.
+def read(path: Path) -> list[Point]:
+    """The points of a sweep, its directory or its `cells.jsonl`, over all its repeats.
 
     Raises:
-        ConfigError: it holds no sweep, or one without remote and recompute cells.
+        ConfigError: that is no sweep, or one without remote and recompute cells.
     """
+    cells = path / "cells.jsonl" if path.is_dir() else path
     rows: dict[tuple[float, int, str], list[dict[str, Any]]] = defaultdict(list)
     try:
-        for line in (directory / "cells.jsonl").read_text("utf-8").splitlines():
+        for line in cells.read_text("utf-8").splitlines():
             found = json.loads(line)
             cell = found["cell"]
             rows[float(cell["rtt"]), int(cell["concurrency"]), str(cell["road"])] += found["samples"]
         points = [_point(*key, samples) for key, samples in sorted(rows.items()) if samples]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ConfigError("sweep", f"no results of a sweep in {directory}: {error!r}") from error
+        raise ConfigError("sweep", f"no results of a sweep in {path}: {error!r}") from error
     if not {"remote", "recompute"} <= {point.road for point in points}:
-        raise ConfigError("sweep", f"{directory} needs cells of both roads, remote and recompute")
+        raise ConfigError("sweep", f"{path} needs cells of both roads, remote and recompute")
     return points
 
 
@@ -97,8 +99,8 @@ def split(points: Iterable[Point]) -> tuple[list[Point], list[Point]]:
     return part, [point for point in points if point not in part]
 
 
-def fit(points: Sequence[Point], *, kind: str = "lmcache-mp", chunk_tokens: int = 256) -> Scenario:
-    """One engine and its connector as these points tell them.
+def fit(points: Sequence[Point], *, kind: str = "lmcache-mp", chunk_tokens: int | None = None) -> Scenario:
+    """One engine and its connector as these points tell them; chunks of the size that their loads tell, if not given.
 
     Raises:
         ConfigError: the points hold fewer than two tiers of remote reads, or no recompute, at the lowest concurrency.
@@ -110,6 +112,7 @@ def fit(points: Sequence[Point], *, kind: str = "lmcache-mp", chunk_tokens: int 
         raise ConfigError("sweep", "needs remote reads at two tiers of RTT at the lowest concurrency")
     if len({round(point.computed) for point in alone}) < 2:
         raise ConfigError("sweep", "needs recomputed prompts at the lowest concurrency")
+    chunk_tokens = chunk_tokens or _chunk(remote[0])
     step, token = _line([p.computed for p in alone], [p.prefill for p in alone])
     fixed, kappa = _line([p.rtt for p in remote], [p.reading for p in remote])
     other = [p.ttft - p.reading - p.prefill for p in alone]
@@ -144,6 +147,12 @@ def _mean(scenario: Scenario, point: Point, policy: str) -> float:
     data = scenario.model_dump(by_alias=True)
     link = {**data["link"], "rtt": point.rtt}
     return float(np.mean(simulate(parse({**data, "workload": workload, "link": link}), policy).ttft()))
+
+
+def _chunk(remote: Point) -> int:
+    """The largest size of which whole chunks of the prompt, its last token left out, make what was loaded."""
+    loaded = remote.prompt - remote.computed
+    return min(CHUNKS, key=lambda size: abs((round(remote.prompt) - 1) // size * size - loaded))
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import policies
 from guard.errors import ConfigError
 from guard.simulate import fit
 from guard.simulate.fit import Point
@@ -67,6 +68,32 @@ def test_a_part_of_a_sweep_gives_parameters_that_reproduce_the_rest(tmp_path: Pa
     assert len(ratios) == len(rest)
     assert max(ratios) < 1.15
     assert min(ratios) > 0.85
+
+
+def test_chunks_are_of_the_size_that_the_loads_tell(tmp_path: Path):
+    part, _ = fit.split(fit.read(sweep(tmp_path)))
+    assert fit.fit(part).connector.chunk_tokens == 128
+
+
+def test_the_command_prints_what_was_fitted_and_every_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sweep(tmp_path)
+    assert policies.main(["--only", "lab", "--sweep", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert "fitted to 12 of 36 points" in text
+    assert "2.0" in text.split(" ms + ")[2]  # round trips a chunk
+    assert (text.count("  fitted "), text.count("  held out "), "missed" in text) == (12, 24, False)
+    assert "24 of 24 goals met" in text
+    cells = tmp_path / "cells.jsonl"
+    lines = [json.loads(line) for line in cells.read_text("utf-8").splitlines()]
+    for line in lines:
+        if (line["cell"]["rtt"], line["cell"]["concurrency"], line["cell"]["road"]) == (0.005, 4, "remote"):
+            for each in line["samples"]:
+                each["ttft"] *= 1.5
+    cells.write_text("\n".join(map(json.dumps, lines)), "utf-8")
+    assert policies.main(["--only", "lab", "--sweep", str(cells)]) == 1
+    assert capsys.readouterr().out.count("missed") == 1
+    with pytest.raises(SystemExit):
+        policies.main(["--only", "lab"])
 
 
 def test_wrong_parameters_do_not_reproduce_it(tmp_path: Path):
