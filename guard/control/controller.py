@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from guard.control import limit as limits
-from guard.control.projection import coefficients, costs_of, held, min_tokens, project, rtt_of
+from guard.control.projection import coefficients, costs_of, held, min_tokens, project, rtt_of, saved_seconds
 from guard.control.shapes import (
     ALL,
     BYPASS,
@@ -219,15 +219,16 @@ def _while_bypass(state: State, evidence: Evidence, now: float, tuning: Tuning, 
         state = replace(state, goods=state.goods + 1)  # kept: the news may come before anything may follow from it
     if now - state.since < tuning.dwell / 2.0:
         return state
-    rtt, floor = evidence.rtt, evidence.cells[ALL].rtt_floor if ALL in evidence.cells else None
     if _fallen(state, evidence, tuning) or evidence.peers_healed > state.since:
         return _moved(state, HALF_OPEN, HEALED, now, tuning)
-    waited = state.reason == "stalled" or state.lost > 0.0
-    if waited and evidence.oldest_age == 0.0 and state.goods > 0:
-        return _moved(state, HALF_OPEN, PROGRESS, now, tuning)
-    # Where RTT itself makes reads lose, or is raised and may be what does, it is waited for: a try now and then only.
+    rtt, floor = evidence.rtt, evidence.cells[ALL].rtt_floor if ALL in evidence.cells else None
+    # Where RTT itself makes reads lose, or is raised and may be what does, it is waited for: a try now and then only,
+    # and that a slow read has ended at last says nothing.
     raised = rtt is not None and floor is not None and rtt > floor / tuning.fallen
     losing = rtt is not None and idle is not None and project(evidence, idle).best > tuning.leave
+    waited = state.reason == "stalled" or state.lost > 0.0
+    if waited and evidence.oldest_age == 0.0 and state.goods > 0 and not (raised or losing):
+        return _moved(state, HALF_OPEN, PROGRESS, now, tuning)
     patience = tuning.backoff_limit if raised or losing else state.backoff
     if now - state.since >= patience:
         return _moved(state, HALF_OPEN, TRY, now, tuning)
@@ -252,7 +253,7 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
     tried = [read for read in evidence.reads if read.tagged and read.at - read.seconds >= state.since]
     lost, goods = 0.0, state.goods
     for read in tried:
-        saved = _saved(read, costs)
+        saved = saved_seconds(read, costs)
         if not read.ok or read.seconds > saved:
             lost = max(lost, read.seconds - saved if read.ok else read.seconds)
         else:
@@ -271,17 +272,6 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
         fresh = tuple(read for read in state.reads if read.at - read.seconds >= state.since)
         return _moved(replace(state, reads=fresh, failures=(), fresh=state.since), OPEN, HEALED, now, tuning)
     return state if goods == state.goods else replace(state, goods=goods)
-
-
-def _saved(read: Read, costs: Costs | None) -> float:
-    """What the request would have computed longer without its read, seconds; without a model: not known, so a lot."""
-    if costs is None:
-        return math.inf
-    missing = read.prompt_tokens - read.local_tokens
-    rest = max(missing - read.loaded_tokens, 1)
-    return costs.prefill(read.prompt_tokens, missing, read.running) - costs.prefill(
-        read.prompt_tokens, rest, read.running
-    )
 
 
 def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning, rtt: float | None = None) -> State:
@@ -340,7 +330,8 @@ def _reads(
     if state.name == BYPASS:
         return Reads(share=0.0)
     if state.name == HALF_OPEN:
-        return Reads(share=0.0, trickle_seconds=tuning.trickle_seconds)
+        permitted = evidence.max_inflight != 0  # a try is a read, too: those of many engines must not be a burst
+        return Reads(share=0.0, trickle_seconds=tuning.trickle_seconds if permitted else None)
     cap = None if state.limit is None else max(1, int(_step_down(state.limit**2) ** 0.5))
     if evidence.max_inflight is not None:
         cap = evidence.max_inflight if cap is None else min(cap, evidence.max_inflight)

@@ -6,9 +6,10 @@
 `actual` is the time of a read over what is projected for its size on an idle link; `baseline` is the least of it seen
 with few reads in flight, drifting up slowly so that a link that has changed is measured anew.
 
-- Nothing queues: the gradient is 1 and the limit grows by its root until it is not in force any more (None).
+- Nothing queues: the gradient is 1 and the limit grows by its root until it is not in force any more (None), whether
+  it is used or not: those it refuses are not seen in flight, and a limit that only falls would stay for ever.
 - Reads queue: the limit falls until reads take TOLERANCE times the baseline.
-- Few reads in flight (less than half of the limit): the limit stays; what is not used is not known.
+- Reads are slow and few (less than half of the limit in flight): the limit stays; their number is not why.
 """
 
 from typing import Final
@@ -32,7 +33,7 @@ def limit_after(limit: float | None, baseline: float, actual: float, inflight: i
         if actual <= TOLERANCE * baseline or inflight < 4:
             return None
         limit = float(inflight)
-    elif inflight < limit / 2.0:
+    elif inflight < limit / 2.0 and actual > TOLERANCE * baseline:
         return limit
     gradient = min(max(TOLERANCE * baseline / actual, 0.5), 1.0)
     wanted = limit * gradient + limit**0.5 * (gradient >= 1.0)

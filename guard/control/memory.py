@@ -1,10 +1,11 @@
-"""The controller's state as JSON, so that a restart goes on where it was: no jump, no second learning."""
+"""The controller's memory as JSON, so that a restart goes on where it was: no jump, no second learning."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Final
 
+from guard.control.pool import Pool
 from guard.control.shapes import STATES, Coefficients, Read, State
 
 _PLAIN: Final = (
@@ -45,6 +46,25 @@ def from_json(data: object, now: float, down: float = 0.0) -> State:
         )
     except (KeyError, TypeError, ValueError):
         return State()
+
+
+def pool_to_json(pool: Pool, now: float) -> dict[str, Any]:
+    """A pool as plain values, as `to_json`."""
+    return {"limit": pool.limit, "baseline": pool.baseline, "paid": pool.paid, "read_at": _age(pool.read_at, now)}
+
+
+def pool_from_json(data: object, now: float) -> Pool:
+    """The pool that was kept, as `from_json`: while nobody ran nobody could tell of reads, so that is no idle time."""
+    if not isinstance(data, Mapping):
+        return Pool()
+    try:
+        limit, baseline, paid, read_at = (data[key] for key in ("limit", "baseline", "paid", "read_at"))
+        return Pool(
+            limit=None if limit is None else float(limit), baseline=None if baseline is None else float(baseline),
+            paid=float(paid), read_at=None if read_at is None else now - float(read_at),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError):
+        return Pool()
 
 
 def _age(at: float | None, now: float) -> float | None:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from guard.control.shapes import ALL, Coefficients, Evidence, Projection
+from guard.control.shapes import ALL, Coefficients, Evidence, Projection, Read
 from guard.costs import ClassCost, Comparison, Costs
 from guard.estimate.remote import FEW
 from guard.estimate.shapes import Cell
@@ -127,6 +127,42 @@ def min_tokens(evidence: Evidence, costs: Costs) -> int:
         return 0
     tokens = int(min(fixed / saved / 2.0, cell.reference_matched / 4.0))
     return 1 << (tokens.bit_length() - 1) if tokens >= 64 else 0
+
+
+def saved_seconds(read: Read, costs: Costs | None) -> float:
+    """What a request would have computed longer without its read; without a model: not known, so a lot."""
+    if costs is None:
+        return math.inf
+    missing = read.prompt_tokens - read.local_tokens
+    rest = max(missing - read.loaded_tokens, 1)
+    return costs.prefill(read.prompt_tokens, missing, read.running) - costs.prefill(
+        read.prompt_tokens, rest, read.running
+    )
+
+
+def headroom(cell: Cell | None) -> float | None:
+    """Reads of the reference size that may begin at once on one link and still pay, at least 1; None: not known.
+
+    The last of k ends after the fixed part of a read and k times what the bytes of one take: round trips run side by
+    side, bytes one after the other. That must not be more than what it saves. At the least RTT seen: what a raised one
+    costs is no matter of how many read.
+    """
+    if cell is None or cell.prefill is None or cell.fetch is None or cell.reference_matched <= 0.0:
+        return None
+    prompt, missing = cell.reference_tokens, cell.reference_tokens - cell.reference_local
+    found = size = cell.reference_matched * cell.bytes_per_token
+    rtt = cell.rtt_floor or 0.0
+    read, moving = cell.fetch.seconds(rtt, size), cell.fetch.seconds_per_byte * size
+    if cell.lookup is not None:
+        if cell.lookup.sends_local:
+            found += cell.reference_local * cell.bytes_per_token
+        read += cell.lookup.seconds(rtt, found)
+        moving += cell.lookup.seconds_per_byte * found
+    if moving <= 0.0:
+        return None
+    rest = max(missing - cell.reference_matched, 1.0)
+    saved = cell.prefill.seconds(prompt, missing) - cell.prefill.seconds(prompt, rest)
+    return max((saved - (read - moving)) / moving, 1.0)
 
 
 def _compare(costs: Costs, cell: Cell, bound: float) -> Comparison:

@@ -53,8 +53,9 @@ class Evidence:
     `cells` by class, the pooled one under `all`. `rtt` is the idle RTT by probes or kernel, None where nobody measures
     it; `reachable` False when probes fail, None when there are none. `inflight` to `oldest_age` as the hook last told.
     `mix` is requests per second by class (those that could read remotely); `sharing_bytes` what other engines of the
-    backend's pool have in flight. `max_inflight` is this engine's part of the pool's budget, `members` how many engines
-    the pool has; `peers_healed` is when another of them last opened again because reads paid.
+    backend's pool have in flight. `max_inflight` is this engine's part of the pool's budget (0: not its turn),
+    `members` how many engines the pool has; `peers_healed` is when another of them last opened again because reads
+    paid.
     """
 
     cells: Mapping[str, Cell] = field(default_factory=dict)

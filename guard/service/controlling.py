@@ -16,8 +16,8 @@ import structlog
 from guard import semconv
 from guard.control import memory
 from guard.control.controller import decide
-from guard.control.pool import Pool, shared
-from guard.control.projection import costs_of
+from guard.control.pool import Member, Pool, member, shared
+from guard.control.projection import costs_of, headroom
 from guard.control.shapes import ALL, BYPASS, HALF_OPEN, OPEN, Evidence, Plan, State
 from guard.costs import Costs
 from guard.estimate.shapes import Cell, Verdict
@@ -102,6 +102,7 @@ class Controlling:
         self._saved = -math.inf
         self._changed = False
         self._kept = dict((kept or {}).get("units", {}))
+        self._kept_pools = dict((kept or {}).get("pools", {}))
         self._down = max(0.0, clock.wall() - float((kept or {}).get("at", clock.wall())))
 
     @property
@@ -194,7 +195,8 @@ class Controlling:
             self._silent[key] = self.units.pop(key).state
             if len(self._silent) > SILENT_LIMIT:
                 del self._silent[next(iter(self._silent))]
-        self._pools = {backend: pool for backend, pool in self._pools.items() if backend in pools}
+        while len(self._pools) > SILENT_LIMIT:
+            del self._pools[next(iter(self._pools))]
         self._changed |= bool(changed) and any(
             (unit.state.sent and unit.state.sent.fetch) or unit.state.name != OPEN for unit in self.units.values()
         )
@@ -207,7 +209,8 @@ class Controlling:
             return None
         self._saved, self._changed = now, False
         units = {json_key(key): memory.to_json(unit.state, now) for key, unit in self.units.items()}
-        return {"at": round(self._clock.wall(), 1), "units": units}
+        pools = {backend: memory.pool_to_json(pool, now) for backend, pool in self._pools.items()}
+        return {"at": round(self._clock.wall(), 1), "units": units, "pools": pools}
 
     def _alone(self, key: Key, model: str, pooled: Pooled, now: float) -> bool:
         """As `_one`; what fails for one engine costs nobody else their turn, and that engine starts afresh."""
@@ -259,13 +262,20 @@ class Controlling:
     def _share(self, backend: str, members: Sequence[tuple[Key, str]], now: float) -> dict[str, int]:
         if len(members) < 2:
             return {}
-        inflight = {key[0]: self.gathered.of(key).flight(now)[0] for key, _ in members}
-        times = {
-            key[0]: taken
-            for key, _ in members
-            if (unit := self.units.get(key)) and unit.costs and (taken := _times(self.gathered.of(key), unit.costs))
-        }
-        self._pools[backend], parts = shared(self._pools.get(backend, Pool()), times, inflight)
+        states: dict[str, Member] = {}
+        for key, _ in members:
+            held, unit = self.gathered.of(key), self.units.get(key)
+            costs, plan = (unit.costs, unit.plan) if unit else (None, None)
+            stopped = plan is not None and plan.state == BYPASS
+            states[key[0]] = member(held.reads, costs, held.flight(now)[0], stopped=stopped, wants=bool(held.mix))
+        spare = (
+            headroom(self._by_backend.get((model, backend), {}).get(ALL)) for model in {each for _, each in members}
+        )
+        least = min((each for each in spare if each is not None), default=None)  # of several models the least
+        pool = self._pools.pop(backend, None)
+        if pool is None:
+            pool = memory.pool_from_json(self._kept_pools.pop(backend, None), now)
+        self._pools[backend], parts = shared(pool, states, least, now)
         return parts
 
     def _refit(self) -> None:
@@ -358,10 +368,3 @@ def _objectives(controlling: Controlling) -> Iterator[tuple[Metric, Sequence[str
 def _asked(plan: Plan) -> tuple[object, ...]:
     """What of a plan reaches a hook."""
     return plan.state, plan.reason, plan.reads, plan.coefficients
-
-
-def _times(held: Gathered, costs: Costs) -> float | None:
-    ratios = [
-        read.seconds / expected for read in held.reads if read.ok and (expected := costs.read_seconds(read.bytes)) > 0.0
-    ]
-    return statistics.fmean(ratios) if ratios else None

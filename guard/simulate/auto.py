@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from guard.control.controller import decide
-from guard.control.shapes import HALF_OPEN, OPEN, STATES, Evidence, Plan, Read, State
+from guard.control.pool import Pool, member, shared
+from guard.control.projection import costs_of, headroom
+from guard.control.shapes import ALL, BYPASS, HALF_OPEN, OPEN, STATES, Evidence, Plan, Read, State
 from guard.correlate.window import Window
 from guard.estimate import fit
 from guard.estimate.shapes import Cell
@@ -71,6 +73,7 @@ class Auto:
         for record in known:
             self.window.add(record)
         self._cells: dict[str, Cell] = {}
+        self._pool = Pool()
         self._rtt: float | None = None
         self._reachable: bool | None = None
         self._recent: deque[tuple[float, str, int]] = deque()
@@ -142,9 +145,23 @@ class Auto:
             self._take(now, self._told.popleft()[1])
         while self._recent and self._recent[0][0] < now - MIX_SECONDS:
             self._recent.popleft()
+        parts = self._share(now)
         for number in range(len(self._states)):
-            self._decide(now, number)
+            self._decide(now, number, parts.get(str(number)))
         self._again(now, self._tick, self._step)
+
+    def _share(self, now: float) -> dict[str, int]:
+        """Every engine's part of the link, as the service splits it."""
+        costs = [costs_of(plan.coefficients) if plan and plan.coefficients.fetch else None for plan in self._plans]
+        want = {engine for _, _, engine in self._recent}
+        members = {
+            str(number): member(
+                reads, costs[number], self._inflight[number][0], stopped=state.name == BYPASS, wants=number in want
+            )
+            for number, (reads, state) in enumerate(zip(self._reads, self._states, strict=True))
+        }
+        self._pool, parts = shared(self._pool, members, headroom(self._cells.get(ALL)), now)
+        return parts
 
     def _take(self, now: float, record: RequestRecord) -> None:
         self.window.add(record)
@@ -171,7 +188,7 @@ class Auto:
             found += record.tokens_local * connector.bytes_per_token
         return found
 
-    def _decide(self, now: float, number: int) -> None:
+    def _decide(self, now: float, number: int, part: int | None) -> None:
         inflight, size, oldest = self._inflight[number]
         seconds = min(MIX_SECONDS, max(now, self._tick))
         mix = Counter(class_ for _, class_, engine in self._recent if engine == number)
@@ -179,7 +196,7 @@ class Auto:
         evidence = Evidence(
             cells=self._cells, objective=self._objective, rtt=self._rtt, reachable=self._reachable, inflight=inflight,
             inflight_bytes=size, oldest_age=oldest, reads=reads,
-            members=len(self._states), mix={name: n / seconds for name, n in mix.items()},
+            members=len(self._states), max_inflight=part, mix={name: n / seconds for name, n in mix.items()},
             peers_healed=max((at for other, at in enumerate(self._healed) if other != number), default=-math.inf),
             sharing_bytes=float(sum(each[1] for other, each in enumerate(self._inflight) if other != number)),
         )  # fmt: skip

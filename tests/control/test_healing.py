@@ -57,6 +57,20 @@ def test_what_was_stuck_and_ended_is_remembered_until_something_may_follow(at: f
     assert step(stopped, 91.25)[0].name == BYPASS
 
 
+def test_that_a_slow_read_has_ended_says_nothing_while_rtt_is_raised() -> None:
+    stopped = State(name=BYPASS, since=90.0, reason="trickle", lost=0.5, backoff=30.0, rtt=0.02)
+    state, _ = step(stopped, 91.5, read(88.0, 2.1, rtt=0.02), rtt=0.02)
+    assert state.name == BYPASS
+    assert step(state, 92.0, rtt=2e-4)[0].reason == "healed"
+
+
+def test_tries_of_many_engines_wait_for_a_permit() -> None:
+    trying = State(name=HALF_OPEN, since=92.0, reason="try", rtt=2e-4)
+    for part, gap in ((0, None), (1, 0.5), (None, 0.5)):
+        _, plan = decide(trying, Evidence(cells={"all": CELL}, rtt=2e-4, max_inflight=part), 93.0)
+        assert plan.reads.trickle_seconds == gap
+
+
 def test_one_good_try_opens_once_what_was_stuck_has_ended() -> None:
     trying = State(name=HALF_OPEN, since=92.0, reason="try", rtt=2e-4)
     assert step(trying, 93.0, read(92.5, GOOD, tagged=True))[0].name == HALF_OPEN  # two are wanted

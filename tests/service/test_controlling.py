@@ -309,6 +309,26 @@ def test_engines_of_a_pool_share_their_tries() -> None:
     assert many == 8 * one
 
 
+def test_a_first_burst_of_many_engines_is_bounded_and_a_restart_keeps_what_was_learned() -> None:
+    def parts(bench: Bench) -> list[int | None]:
+        return [bench.plan(name).reads.max_inflight for name, _, _ in bench.engines]
+
+    bench = Bench(engines=8)
+    assert CELL.fetch is not None
+    bench.cells = (replace(CELL, fetch=replace(CELL.fetch, seconds_per_byte=3e-8)),)  # 0.114 s of 3.8 MB, saves 0.38 s
+    bench.step()
+    assert sorted(parts(bench), key=str) == [0] * 6 + [1] * 2
+    for number in range(40):
+        bench.request(f"e{number % 8}", seconds=0.17)
+        bench.step()
+    assert set(parts(bench)) == {None}
+    kept = bench.made.save()
+    again = Bench(kept=json.loads(json.dumps(kept)), engines=8)
+    again.cells = bench.cells
+    again.step()
+    assert set(parts(again)) == {None}
+
+
 def test_an_engine_that_was_silent_for_a_while_comes_back_as_it_was() -> None:
     bench = Bench(engines=2)
     bench.run(1)
