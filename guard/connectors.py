@@ -132,6 +132,8 @@ TABLE: Final = (
     LMCACHE_MP, LMCACHE, EXAMPLE, MOONCAKE_STORE, OFFLOADING, SIMPLE_CPU, NIXL, MOONCAKE_PD, MORIIO, P2P,
 )  # fmt: skip
 
+_BY_KIND: Final = {entry.kind: entry for entry in TABLE}
+
 
 def capability_of(connector: type) -> Capability:
     """The entry for a connector class: by its attributes, then by its name or a parent's, else the safe default."""
@@ -147,8 +149,7 @@ def capability_of(connector: type) -> Capability:
 
 def capability_of_label(backend: str) -> Capability:
     """The entry of a backend's label, `kind/address`; the safe default where the kind is none of the table."""
-    kind = backend.partition("/")[0]
-    return next((entry for entry in TABLE if entry.kind == kind), UNKNOWN)
+    return _BY_KIND.get(backend.partition("/")[0], UNKNOWN)
 
 
 def capability_named(name: str) -> Capability:

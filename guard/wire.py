@@ -238,7 +238,7 @@ class Event:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class FetchRecord:
     """One fetch attempt, as its span told it. Times in seconds, sizes in bytes, None where the backend is silent."""
 
@@ -263,7 +263,7 @@ class FetchRecord:
     counted: bool = False  # whether the metrics have it: a fetch can come long after its request
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RequestRecord:
     """One request with all that was heard of it: the joined row behind `/v1/correlation` and `/v1/requests/{id}`.
 

@@ -1,5 +1,6 @@
 """What is known of one request while its spans come in."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,29 +44,27 @@ class Pending:
     dirty: bool = False
     join_key: str = ""
 
-    def attach_inner(self, span: Span) -> None:
-        """Takes a load or a read. Its id must be new."""
+    def attach_inner(self, name: str, parent: str, run: Collection[Span]) -> None:
+        """Takes loads or reads of one parent. Their ids must be new."""
         self.dirty = True
-        parent = span.parent_id
         fetch = self.fetches.get(parent)
         if fetch is None:
-            if span.name == s.SPAN_READ and (lookup := self.lookups.get(parent)) is not None:
-                lookup.reads += 1
-        elif span.name == s.SPAN_READ:
-            fetch.reads += 1
-            fetch.read_bytes += _count(span, s.BYTES, 0)
-            nanoseconds = self.read_ns.get(parent, 0) + span.end_ns - span.start_ns
-            self.read_ns[parent] = nanoseconds
-            fetch.read_seconds = nanoseconds / 1e9
+            if name == s.SPAN_READ and (lookup := self.lookups.get(parent)) is not None:
+                lookup.reads += len(run)
+        elif name == s.SPAN_READ:
+            fetch.reads += len(run)
+            fetch.read_bytes += sum([_count(span, s.BYTES, 0) for span in run])
+            self.read_ns[parent] = self.read_ns.get(parent, 0) + sum([span.end_ns - span.start_ns for span in run])
         else:
-            rank = _count(span, s.RANK, 0)
-            fetch.ranks[rank] = max(span.seconds, fetch.ranks.get(rank, 0.0))
+            for span in run:
+                rank = _count(span, s.RANK, 0)
+                fetch.ranks[rank] = max(span.seconds, fetch.ranks.get(rank, 0.0))
 
     def attach(self, span: Span) -> None:
         """Takes a child span. Its id must be new."""
         name, get = span.name, _getter(span)
         if name == s.SPAN_READ or name == s.SPAN_LOAD:
-            self.attach_inner(span)
+            self.attach_inner(name, span.parent_id, (span,))
         elif name == s.SPAN_LOOKUP:
             self.lookups[span.span_id] = Lookup(get(s.POLLS, 0), get(s.ROUND_TRIPS))
         elif name == s.SPAN_FETCH:
@@ -101,15 +100,17 @@ class Pending:
         if len(fetches) > 1:
             fetches.sort(key=lambda fetch: (fetch.attempt, fetch.start_ns, fetch.span_id))
         for fetch in fetches:
+            if fetch.reads:
+                fetch.read_seconds = self.read_ns.get(fetch.span_id, 0) / 1e9
             if len(fetch.ranks) > 1:
                 fetch.ranks = dict(sorted(fetch.ranks.items()))
         record.fetches = fetches
         if self.lookups:
             lookups = self.lookups.values()
             trips = [one.reads if one.round_trips is None else one.round_trips for one in lookups]
-            known = any(one.reads or one.round_trips is not None for one in lookups)
+            known = sum(trips) or any(one.round_trips is not None for one in lookups)
             record.lookup_round_trips = sum(trips) if known else None
-            record.lookup_polls = sum(one.polls for one in lookups)
+            record.lookup_polls = sum([one.polls for one in lookups])
         record.stores, record.store_bytes = self.stores, self.store_bytes
         if self.server:
             self.server.sort(key=lambda span: (span.start_ns, span.span_id))

@@ -1,23 +1,42 @@
 """Makes the joined row from a request's span, and a fetch record from a fetch's; puts absurd counts right."""
 
 from collections.abc import Mapping
-from typing import Any
+from operator import itemgetter
+from typing import Any, Final
 
 from guard import semconv as s
 from guard.classes import class_of
 from guard.wire import AttributeValue, FetchRecord, RequestRecord, Span
 
+_SILENT: Final[dict[str, Any]] = {
+    s.INTERNAL_ID: "", s.REQUEST_ID: "", s.ENGINE_ID: "", s.REQUEST_MODEL: "", s.BACKEND: "",
+    s.INPUT_TOKENS: 0, s.TOKENS_LOCAL: 0, s.TOKENS_MATCHED: 0, s.TOKENS_LOADED: 0, s.TOKENS_COMPUTED: None,
+    s.TTFT: None, **dict.fromkeys(s.TIME_PARTS, 0.0), s.EXPOSED_WAIT: 0.0,
+    s.DECISION: s.DECISION_NONE, s.DECISION_REASON: "", s.DIRECTIVE_ID: "", s.RUNNING: 0, s.WAITING: 0,
+    s.ABORTED: False, s.HANDOFF: False, s.SIMULATED: False, s.PROPENSITY: None,
+}  # fmt: skip
+"""What a request's span means where it says nothing; in the order in which `request_record` reads it."""
+
+_SILENT_FETCH: Final[dict[str, Any]] = {
+    s.ATTEMPT: 1, s.OUTCOME: "", s.TOKENS: 0, s.BLOCKS: 0, s.BYTES: 0, s.INFLIGHT: 0, s.ROUND_TRIPS: None,
+    s.NETWORK_RTT: None, s.BATCH: None, s.ERROR_TYPE: None, s.SERVER_ADDRESS: "", s.SERVER_PORT: "",
+}  # fmt: skip
+
+_told = itemgetter(*_SILENT)
+_told_of_fetch = itemgetter(*_SILENT_FETCH)
+
 
 def request_record(span: Span, resource: Mapping[str, AttributeValue]) -> RequestRecord:
-    """The row of one `kvguard.request` span. What the span does not say is 0, empty or None.
+    """The record of a `kvguard.request` span; what the span does not say is 0, empty or None.
 
     Hit tokens that are negative, or that make more than the prompt when added up, are clamped and named in `clamped`.
     """
-    get: Any = span.attributes.get
+    (
+        internal_id, request_id, engine_id, model, backend, prompt, local, matched, loaded, computed, ttft,
+        intake, queue, lookup, slot, fetch, resume, prefill, exposed_wait, decision, reason, directive_id,
+        running, waiting, aborted, handoff, simulated, propensity,
+    ) = _told({**_SILENT, **span.attributes})  # fmt: skip
     clamped: list[str] = []
-    prompt, local = get(s.INPUT_TOKENS, 0), get(s.TOKENS_LOCAL, 0)
-    matched, loaded = get(s.TOKENS_MATCHED, 0), get(s.TOKENS_LOADED, 0)
-    computed, running, waiting = get(s.TOKENS_COMPUTED), get(s.RUNNING, 0), get(s.WAITING, 0)
     if computed is None:
         computed = max(0, prompt - local - loaded)
     if min(prompt, local, matched, loaded, computed, running, waiting) < 0 or (
@@ -30,47 +49,21 @@ def request_record(span: Span, resource: Mapping[str, AttributeValue]) -> Reques
         computed = _within(computed, prompt, s.TOKENS_COMPUTED, clamped)
         running = _within(running, None, s.RUNNING, clamped)
         waiting = _within(waiting, None, s.WAITING, clamped)
-    intake, queue, lookup, slot, fetch, resume, prefill = parts = [get(key, 0.0) for key in s.TIME_PARTS]
-    if min(parts) < 0.0:
+    if min(intake, queue, lookup, slot, fetch, resume, prefill) < 0.0:
+        parts = intake, queue, lookup, slot, fetch, resume, prefill
         intake, queue, lookup, slot, fetch, resume, prefill = (
             _within(value, None, key, clamped) for key, value in zip(s.TIME_PARTS, parts, strict=True)
         )
+    # By position, in the order of the fields: by name the call would cost as much as all the rest.
     record = RequestRecord(
-        internal_id=get(s.INTERNAL_ID, ""),
-        request_id=get(s.REQUEST_ID, ""),
-        trace_id=span.trace_id,
-        span_id=span.span_id,
-        engine_id=get(s.ENGINE_ID) or str(resource.get(s.SERVICE_INSTANCE_ID, "")),
-        model=get(s.REQUEST_MODEL, ""),
-        backend=get(s.BACKEND, ""),
-        class_=class_of(prompt, running),
-        arrival_ns=span.start_ns,
-        prompt_tokens=prompt,
-        tokens_local=local,
-        tokens_matched=matched,
-        tokens_loaded=loaded,
-        tokens_computed=computed,
-        ttft=get(s.TTFT),
-        intake=intake,
-        queue=queue,
-        lookup=lookup,
-        slot=slot,
-        fetch=fetch,
-        resume=resume,
-        prefill=prefill,
-        residual=None,
-        exposed_wait=get(s.EXPOSED_WAIT, 0.0),
-        decision=get(s.DECISION, s.DECISION_NONE),
-        reason=get(s.DECISION_REASON, ""),
-        directive_id=get(s.DIRECTIVE_ID, ""),
-        running=running,
-        waiting=waiting,
-        aborted=get(s.ABORTED, False),
-        handoff=get(s.HANDOFF, False),
-        simulated=get(s.SIMULATED, False),
-        propensity=get(s.PROPENSITY),
-        clamped=tuple(clamped),
-    )
+        internal_id, request_id, span.trace_id, span.span_id,
+        engine_id or str(resource.get(s.SERVICE_INSTANCE_ID, "")), model, backend, class_of(prompt, running),
+        span.start_ns, prompt, local, matched, loaded, computed, ttft,
+        intake, queue, lookup, slot, fetch, resume, prefill, None, exposed_wait, decision, reason, directive_id,
+        running, waiting, aborted, handoff, simulated,
+    )  # fmt: skip
+    record.propensity = propensity
+    record.clamped = tuple(clamped)
     set_residual(record)
     return record
 
@@ -85,23 +78,14 @@ def set_residual(record: RequestRecord) -> None:
 
 def fetch_record(span: Span) -> FetchRecord:
     """The record of one `kvguard.kv.fetch` span."""
-    get: Any = span.attributes.get
-    return FetchRecord(
-        span_id=span.span_id,
-        attempt=get(s.ATTEMPT, 1),
-        start_ns=span.start_ns,
-        seconds=span.seconds,
-        outcome=get(s.OUTCOME) or (s.OUTCOME_FAILED if span.error else s.OUTCOME_OK),
-        tokens=get(s.TOKENS, 0),
-        blocks=get(s.BLOCKS, 0),
-        bytes=get(s.BYTES, 0),
-        inflight=get(s.INFLIGHT, 0),
-        round_trips=get(s.ROUND_TRIPS),
-        network_rtt=get(s.NETWORK_RTT),
-        batch=get(s.BATCH),
-        error_type=get(s.ERROR_TYPE),
-        server=f"{host}:{get(s.SERVER_PORT, '')}".removesuffix(":") if (host := get(s.SERVER_ADDRESS, "")) else "",
+    attempt, outcome, tokens, blocks, size, inflight, round_trips, network_rtt, batch, error_type, host, port = (
+        _told_of_fetch({**_SILENT_FETCH, **span.attributes})
     )
+    return FetchRecord(
+        span.span_id, attempt, span.start_ns, span.seconds,
+        outcome or (s.OUTCOME_FAILED if span.error else s.OUTCOME_OK), tokens, blocks, size, inflight, round_trips,
+        network_rtt, batch, error_type, f"{host}:{port}".removesuffix(":") if host else "",
+    )  # fmt: skip
 
 
 def _within(value: Any, high: int | None, key: str, clamped: list[str]) -> Any:

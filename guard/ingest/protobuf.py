@@ -6,7 +6,7 @@ is three times as fast as making Python objects of every attribute; all others, 
 through upb and the generated classes. Both ways give the same (a test says so).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from struct import Struct
 from typing import Any, Final
@@ -54,10 +54,24 @@ def _views() -> dict[str, Any]:
 _VIEWS: Final = _views()
 _TRACES: Final = _VIEWS["Traces"]
 _SPAN: Final = _VIEWS["Span"]
-_NAMES: Final = {name.encode(): name for name in fields.OURS}
-_IDS: Final = Struct("<2s16s2s8s2s8s2s").unpack_from  # trace id, span id, parent id, then the name's tag and length
-_ROOT_IDS: Final = Struct("<2s16s2s8s2s").unpack_from
-_TIMES: Final = Struct("<BBBQBQ").unpack_from  # kind, start, end
+
+
+_Head = tuple[str, Callable[[bytes], tuple[Any, ...]], int, bool, bool]
+"""Name, what unpacks the beginning of such a span, its length, whether it repeats, whether it must tell more."""
+
+
+def _heads(form: str) -> dict[bytes, _Head]:
+    """What spans of a name begin with, by the encoded name: tags and ids as in `form`, kind, start and end."""
+    found: dict[bytes, _Head] = {}
+    for name in fields.OURS:
+        head = Struct(f"{form}{2 + len(name)}xBBBQBQ")
+        repeats, required = name in fields.REPEATING_SPANS, name in fields.REQUIRED
+        found[b"\x2a%c%b" % (len(name), name.encode())] = (name, head.unpack_from, head.size, repeats, required)
+    return found
+
+
+_HEADS: Final = _heads("<2s16s2s8s2s8s")
+_ROOT_HEADS: Final = _heads("<2s16s2s8s")  # without a parent's id
 _double: Final = Struct("<d").unpack_from
 _SECONDS: Final = {
     b"\x0a%c%b\x12\x09\x21" % (len(key), key.encode()): key for key, kind in KINDS.items() if kind == fields.SECONDS
@@ -96,42 +110,52 @@ def decode(body: bytes, batch: Batch, earliest_ns: int, latest_ns: int) -> None:
 
 def _plain(raw: bytes, spans: list[Span], batch: Batch, earliest_ns: int, latest_ns: int) -> bool:
     """Reads an encoded span of the usual form; False, with nothing done, where it is not of that form."""
-    size = len(raw)
-    if size < 64:
+    if len(raw) < 64:
         return False
     if raw[28] == 0x22:
-        tag1, trace_id, tag2, span_id, tag4, parent_id, tag5 = _IDS(raw)
+        head = _HEADS.get(raw[38 : 40 + raw[39]])
+        if head is None:
+            return _not_ours(raw, 38, batch)
+        name, unpack, size, repeats, required = head
+        if len(raw) < size:
+            return False
+        tag1, trace_id, tag2, span_id, tag4, parent_id, tag6, kind, tag7, start_ns, tag8, end_ns = unpack(raw)
         if tag4 != b"\x22\x08":
             return False
-        parent, at = parent_id.hex(), 40
+        parent = parent_id.hex()
     else:
-        tag1, trace_id, tag2, span_id, tag5 = _ROOT_IDS(raw)
-        parent, at = "", 30
-    if tag1 != b"\x0a\x10" or tag2 != b"\x12\x08" or tag5[0] != 0x2A:
-        return False
-    times = at + tag5[1]
-    name = _NAMES.get(raw[at:times])
-    if name is None:
-        if at == times or raw[at : at + 3] == _MP:
+        head = _ROOT_HEADS.get(raw[28 : 30 + raw[29]])
+        if head is None:
+            return _not_ours(raw, 28, batch)
+        name, unpack, size, repeats, required = head
+        if len(raw) < size:
             return False
-        batch.ignored += 1
-        return True
-    if size < times + 20:
+        tag1, trace_id, tag2, span_id, tag6, kind, tag7, start_ns, tag8, end_ns = unpack(raw)
+        parent = ""
+    if tag1 != b"\x0a\x10" or tag2 != b"\x12\x08" or tag6 != 0x30 or tag7 != 0x39 or tag8 != 0x41 or kind > 127:
         return False
-    tag6, kind, tag7, start_ns, tag8, end_ns = _TIMES(raw, times)
-    if tag6 != 0x30 or tag7 != 0x39 or tag8 != 0x41 or not earliest_ns <= start_ns <= end_ns <= latest_ns:
+    if not earliest_ns <= start_ns <= end_ns <= latest_ns or trace_id == _NO_TRACE or span_id == _NO_SPAN:
         return False
-    if trace_id == _NO_TRACE or span_id == _NO_SPAN:
-        return False
-    if name in fields.REPEATING_SPANS:
-        tail = raw[times + 20 :]
+    if repeats:
+        tail = raw[size:]
         read = _tails.get(tail) or _keep_tail(tail)
     else:
         read = _pairs_of(raw)
-    if read is None or (name in fields.REQUIRED and fields.missing_problem(name, read[0])):
+    if read is None or (required and fields.missing_problem(name, read[0])):
         return False
     attributes, error = read
     spans.append(Span(name, trace_id.hex(), span_id.hex(), parent, start_ns, end_ns, attributes, kind, error))
+    return True
+
+
+def _not_ours(raw: bytes, at: int, batch: Batch) -> bool:
+    """Counts a span with a name of others; False where it has none, or where the server's `mp.*` may be meant."""
+    name = raw[at + 2 : at + 2 + raw[at + 1]]
+    parent = raw[28:30] == b"\x22\x08" or at == 28
+    usual = raw[:2] == b"\x0a\x10" and raw[18:20] == b"\x12\x08" and parent and raw[at] == 0x2A
+    if not usual or not name or name.startswith(_MP):
+        return False
+    batch.ignored += 1
     return True
 
 

@@ -30,7 +30,8 @@ class _Admitted:
 
     labels: tuple[str, str, str, str]
     requests: Row
-    rows: dict[str, Row]
+    rows: dict[str, Row]  # by metric
+    fetches: dict[str, Row]  # of fetch durations, by outcome
     decision: str
     seen: float
 
@@ -55,8 +56,9 @@ class Telemetry:
         """Counts one joined request; an aborted one does not count as TTFT."""
         admitted = self._admitted_of(record)
         admitted.requests.values[0] += 1
+        trace_id = _shown(record.trace_id)
         for fetch in record.fetches:
-            self._fetch(admitted, record, fetch)
+            self._fetch(admitted, trace_id, fetch)
         if record.lookup > 0:
             self._histogram(semconv.KV_LOOKUP_DURATION, admitted, record.lookup)
         if record.fetches:
@@ -64,8 +66,8 @@ class Telemetry:
             self._histogram(semconv.KV_EXPOSED_WAIT, admitted, record.exposed_wait)
         if record.ttft is not None and not record.aborted:
             end = record.arrival_ns / 1e9 + record.ttft
-            exemplar = _exemplar(record.trace_id, record.ttft, end)
-            self._histogram(semconv.TTFT_SECONDS, admitted, record.ttft, admitted.decision, exemplar)
+            exemplar = Exemplar(trace_id, record.ttft, end) if trace_id else None
+            self._histogram(semconv.TTFT_SECONDS, admitted, record.ttft, exemplar)
             if record.residual is not None:
                 self._histogram(semconv.TTFT_RESIDUAL, admitted, abs(record.residual))
 
@@ -73,7 +75,7 @@ class Telemetry:
         """Counts the fetches that came after their request was counted; those that outlived it are the slowest."""
         for fetch in record.fetches:
             if not fetch.counted:
-                self._fetch(self._admitted_of(record), record, fetch)
+                self._fetch(self._admitted_of(record), _shown(record.trace_id), fetch)
 
     def observe_value(self, metric: Metric, *labels: str, value: float) -> None:
         """Counts one value of a histogram; one that is negative, infinite or NaN is broken and does not count."""
@@ -162,35 +164,46 @@ class Telemetry:
     def _admit_all(self, key: _Key, now: float) -> _Admitted:
         model, engine, backend, class_, decision, reason = self._labels.admit(_KEY, key, now)
         row = self._tables[semconv.DECISIONS_TOTAL.name].row((model, engine, backend, decision, reason))
-        admitted = _Admitted((model, engine, backend, class_), row, {}, decision, now)
+        admitted = _Admitted((model, engine, backend, class_), row, {}, {}, decision, now)
         if len(self._admitted) < _CACHE_LIMIT:
             self._admitted[key] = admitted
         return admitted
 
-    def _fetch(self, admitted: _Admitted, record: RequestRecord, fetch: FetchRecord) -> None:
+    def _fetch(self, admitted: _Admitted, trace_id: str, fetch: FetchRecord) -> None:
         fetch.counted = True
-        exemplar = _exemplar(record.trace_id, fetch.seconds, fetch.start_ns / 1e9 + fetch.seconds)
-        (outcome,) = self._labels.admit(("outcome",), (fetch.outcome,), admitted.seen)
-        self._histogram(semconv.KV_FETCH_DURATION, admitted, fetch.seconds, outcome, exemplar)
+        if 0.0 <= fetch.seconds < inf:
+            row = admitted.fetches.get(fetch.outcome) or self._fetch_row(admitted, fetch.outcome)
+            end = fetch.start_ns / 1e9 + fetch.seconds
+            exemplar = Exemplar(trace_id, fetch.seconds, end) if trace_id else None
+            self._tables[semconv.KV_FETCH_DURATION.name].observe(row, fetch.seconds, exemplar)
         if fetch.outcome == semconv.OUTCOME_OK and fetch.bytes > 0:
-            self._tables[semconv.KV_FETCH_BYTES.name].row(admitted.labels).values[0] += fetch.bytes
+            self._row(semconv.KV_FETCH_BYTES, admitted).values[0] += fetch.bytes
 
-    def _histogram(
-        self, metric: Metric, admitted: _Admitted, value: float, more: str = "", exemplar: Exemplar | None = None
-    ) -> None:
+    def _fetch_row(self, admitted: _Admitted, outcome: str) -> Row:
+        (shown,) = self._labels.admit(("outcome",), (outcome,), admitted.seen)
+        row = self._tables[semconv.KV_FETCH_DURATION.name].row((*admitted.labels, shown))
+        if shown == outcome:  # what is folded is not remembered: it may be anything
+            admitted.fetches[outcome] = row
+        return row
+
+    def _histogram(self, metric: Metric, admitted: _Admitted, value: float, exemplar: Exemplar | None = None) -> None:
         if 0.0 <= value < inf:  # neither broken nor NaN
-            table = self._tables[metric.name]
-            row = admitted.rows.get(metric.name + more)
-            if row is None:
-                labels = admitted.labels[: len(metric.labels)]
-                row = admitted.rows[metric.name + more] = table.row((*labels, more) if more else labels)
-            table.observe(row, value, exemplar)
+            self._tables[metric.name].observe(self._row(metric, admitted), value, exemplar)
+
+    def _row(self, metric: Metric, admitted: _Admitted) -> Row:
+        row = admitted.rows.get(metric.name)
+        if row is None:
+            labels: tuple[str, ...] = admitted.labels
+            if metric is semconv.TTFT_SECONDS:
+                labels = (*labels, admitted.decision)
+            row = admitted.rows[metric.name] = self._tables[metric.name].row(labels[: len(metric.labels)])
+        return row
 
 
-def _exemplar(trace_id: str, value: float, unix_seconds: float) -> Exemplar | None:
-    """None where the trace id is none: it is what spans said, and goes into the text as it is."""
+def _shown(trace_id: str) -> str:
+    """The trace id as exemplars show it; empty where it is none: it is what spans said, and goes into the text."""
     plain = 0 < len(trace_id) <= _EXEMPLAR_LIMIT and trace_id.isalnum() and trace_id.isascii()
-    return Exemplar(trace_id, value, unix_seconds) if plain else None
+    return trace_id if plain else ""
 
 
 def _total(value: AttributeValue | None) -> int | None:

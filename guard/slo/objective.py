@@ -66,6 +66,8 @@ class Objectives:
 
     def find(self, model: str, class_: str = ANY) -> Objective | None:
         """The objective for requests of this model and class."""
+        if not self._by_key:
+            return None
         for key in ((model, class_), (model, ANY), (ANY, class_), (ANY, ANY)):
             if found := self._by_key.get(key):
                 return found
