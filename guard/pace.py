@@ -52,8 +52,8 @@ class Pace:
     """Reads of one backend by one engine."""
 
     __slots__ = (
-        "_at", "_costs", "_last", "_m", "_open", "_size", "failures", "inflight_bytes", "last_failure", "last_trickle",
-        "proved",
+        "_at", "_costs", "_last", "_looked", "_looking", "_m", "_open", "_size", "failures", "inflight_bytes",
+        "last_failure", "last_trickle", "proved",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -63,6 +63,7 @@ class Pace:
         self._at = 0
         self._last = 0.0  # x of the last read
         self._size = 0.0
+        self._looked = self._looking = -NEVER  # the last steps of the engine but one, and the last
         self.inflight_bytes = 0
         self.proved = -1  # start of the latest read that ended in time
         self.failures = 0  # in a row
@@ -96,8 +97,11 @@ class Pace:
         self._open[key] = _Read(now, projected, longest, longest * max(tail, 1.0 + 2.0 * NOISE), size)
         self.inflight_bytes += size
 
-    def end(self, key: int, now: int, *, ok: bool = True, projected: float | None = None) -> None:
-        """A read ended. `projected` replaces what was said at its begin, where its size is known only now."""
+    def end(self, key: int, now: int, *, ok: bool = True, projected: float | None = None, waited: int = 0) -> None:
+        """A read ended. `projected` replaces what was said at its begin, where its size is known only now.
+
+        `waited` nanoseconds may have passed until a step of the engine saw its end: such a read was not slow for sure.
+        """
         read = self._open.pop(key, None)
         if read is None:
             return
@@ -111,7 +115,10 @@ class Pace:
         if expected <= 0.0:
             self.proved = max(self.proved, read.start)  # nobody says what is in time: an end is progress
             return
-        x = math.log(max(now - read.start, 1) / 1e9 / expected)
+        took = now - read.start
+        x = math.log(max(took, 1) / 1e9 / expected)
+        if x > 0.0 and waited:
+            x = max(math.log(max(took - waited, 1) / 1e9 / expected), 0.0)
         x = min(max(x, -_LOG_LIMIT), _LOG_LIMIT)
         self._size = read.size or self._size
         if x <= self._noise():
@@ -126,6 +133,10 @@ class Pace:
         read = self._open.pop(key, None)
         if read is not None:
             self.inflight_bytes -= read.size
+
+    def step(self, now: int) -> None:
+        """The engine's scheduler has gone through its requests; a connector asks in one step and hears in the next."""
+        self._looked, self._looking = self._looking, now
 
     def age_out(self, now: int) -> None:
         """Drops reads that are too old to count as in flight."""
@@ -150,6 +161,7 @@ class Pace:
 
     def overdue(self, now: int) -> float:
         """Age over projection of the oldest read that is late and not overtaken; 0: there is none."""
+        now = min(now, self._looked)  # ends since then may not have been seen
         for read in self._open.values():
             if read.start > self.proved and read.late:
                 age = (now - read.start) / 1e9

@@ -91,6 +91,26 @@ def test_a_read_that_is_slow_itself_proves_nothing() -> None:
     assert one.overdue(3 * SECOND) == pytest.approx(30.0)
 
 
+def test_what_a_busy_engine_has_not_looked_at_is_not_overdue() -> None:
+    """Two steps of 2 s each: a connector asks in one whether its read has ended, and hears in the next."""
+    one = pace()
+    one.begin(7, 0, 0.1, 500)
+    one.step(int(0.01 * SECOND))
+    one.step(2 * SECOND)
+    assert one.overdue(4 * SECOND) == 0.0
+    one.step(4 * SECOND)
+    assert one.overdue(4 * SECOND) == pytest.approx(20.0)  # the second step heard of none
+
+
+@pytest.mark.parametrize(("waited", "slowdown"), [(0.0, 40.0), (3.95, 1.0), (2.0, 20.0)])
+def test_what_a_read_may_have_waited_for_the_engine_is_not_slow(waited: float, slowdown: float) -> None:
+    one = pace()
+    for key in (7, 8):
+        one.begin(key, 0, 0.1, 500)
+        one.end(key, 4 * SECOND, waited=int(waited * SECOND))
+    assert one.slowdown(4 * SECOND) == pytest.approx(slowdown)
+
+
 def test_what_is_projected_by_nobody_is_not_overdue() -> None:
     one = Pace()
     one.begin(7, 0, 0.0, 500)

@@ -72,6 +72,7 @@ UNREACHABLE: Final = 1e9
 """Stands for the RTT, seconds, of a store that does not answer: any that does is a healed one."""
 
 _KEPT: Final = 16
+_LONGEST_STEPS: Final = 5.0
 
 
 def decide(state: State, evidence: Evidence, now: float, tuning: Tuning = DEFAULT) -> tuple[State, Plan]:
@@ -142,7 +143,7 @@ def _taken_in(state: State, evidence: Evidence, now: float, tuning: Tuning) -> S
 
 def _pace(reads: Sequence[Read], evidence: Evidence, costs: Costs, tuning: Tuning) -> float:
     """Median of actual over projected of the last reads; few count less, and what may be noise is 1."""
-    logs = [math.log(read.seconds / expected) for read in reads if (expected := _expected(read, evidence, costs)) > 0.0]
+    logs = [_slow(read, expected) for read in reads if (expected := _expected(read, evidence, costs)) > 0.0]
     if not logs:
         return 1.0
     middle = statistics.median(logs) if len(logs) > 2 else 0.0
@@ -152,6 +153,13 @@ def _pace(reads: Sequence[Read], evidence: Evidence, costs: Costs, tuning: Tunin
         middle = logs[0] / 2.0
     noise = max(tuning.noise, math.log(costs.fetch_tail) / len(logs) ** 0.5)
     return 1.0 if abs(middle) <= noise else math.exp(min(max(middle, -3.0), 7.0))
+
+
+def _slow(read: Read, expected: float) -> float:
+    """Log of actual over expected; 0 where a read took either, depending on when in a step of the engine it ended."""
+    if read.seconds <= expected or read.least <= 0.0:
+        return min(math.log(read.seconds / expected), 0.0)
+    return max(math.log(read.least / expected), 0.0)
 
 
 def _apart(reads: Sequence[Read], most: int) -> list[Read]:
@@ -188,7 +196,7 @@ def _against(state: State, evidence: Evidence, now: float, tuning: Tuning, costs
         recompute = costs.prefill(cell.reference_tokens, cell.reference_tokens)
         size = cell.reference_matched * costs.bytes_per_token
         late = max(recompute, costs.read_seconds(size, evidence.inflight_bytes) * costs.fetch_tail)
-        if evidence.oldest_age > tuning.stalled * late and not any(
+        if evidence.oldest_age > tuning.stalled * late + _steps(state) and not any(
             read.at - read.seconds > now - evidence.oldest_age for read in state.reads
         ):
             return "stalled"
@@ -254,8 +262,8 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
     lost, goods = 0.0, state.goods
     for read in tried:
         saved = saved_seconds(read, costs)
-        if not read.ok or read.seconds > saved:
-            lost = max(lost, read.seconds - saved if read.ok else read.seconds)
+        if not read.ok or read.least > saved:
+            lost = max(lost, read.least - saved if read.ok else read.seconds)
         else:
             goods += 1
     age = evidence.oldest_age
@@ -263,6 +271,7 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
         cell = evidence.cells.get(ALL)
         tokens = cell.reference_tokens if cell is not None else 0.0
         late = max(tuning.stalled * (costs.prefill(tokens, tokens) if costs is not None else 1.0), 0.5)
+        late += _steps(state)
         # What has not ended is a try, or, older than that, what keeps the tries waiting.
         lost = age if age > late and (now - age >= state.since or now - state.since > late + 3.0) else 0.0
     if lost or evidence.reachable is False:
@@ -272,6 +281,11 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
         fresh = tuple(read for read in state.reads if read.at - read.seconds >= state.since)
         return _moved(replace(state, reads=fresh, failures=(), fresh=state.since), OPEN, HEALED, now, tuning)
     return state if goods == state.goods else replace(state, goods=goods)
+
+
+def _steps(state: State) -> float:
+    """How long an end of a read may wait to be seen, by the last ones: a busy engine looks once a step."""
+    return min(max((read.waited for read in state.reads[-3:]), default=0.0), _LONGEST_STEPS)
 
 
 def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning, rtt: float | None = None) -> State:

@@ -76,9 +76,9 @@ def member(
     if costs is None:
         return Member(inflight=inflight, paid=len(good), stopped=stopped, wants=wants)
     times = [(read, read.seconds / expected) for read in good if (expected := costs.read_seconds(read.bytes)) > 0.0]
-    paid = sum(read.seconds <= saved_seconds(read, costs) for read, _ in times)
+    paid = sum(read.least <= saved_seconds(read, costs) for read, _ in times)
     lost = sum(  # a try is judged by the engine that made it: it may be slow for reasons of its own
-        time > TOLERANCE and read.seconds > saved_seconds(read, costs) and not read.tagged for read, time in times
+        time > TOLERANCE and read.least > saved_seconds(read, costs) and not read.tagged for read, time in times
     )
     mean = fmean(time for _, time in times) if times else None
     return Member(inflight=inflight, time=mean, paid=paid, lost=lost, stopped=stopped, wants=wants)

@@ -30,7 +30,8 @@ ALL: Final = "all"
 class Read:
     """A remote read that ended: `seconds` is lookup plus fetch of its request, as `Costs.read_seconds` projects it.
 
-    `at` is when it ended. `tagged`: it was let through as a trickle. A failed one has `ok` false.
+    `at` is when it ended. `tagged`: it was let through as a trickle. A failed one has `ok` false. `waited` is how much
+    of `seconds` may have passed after the data were there, until a step of a busy engine saw it: no evidence.
     """
 
     at: float
@@ -44,6 +45,12 @@ class Read:
     rtt: float | None = None
     ok: bool = True
     tagged: bool = False
+    waited: float = 0.0
+
+    @property
+    def least(self) -> float:
+        """Seconds that it took at the least."""
+        return max(self.seconds - self.waited, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

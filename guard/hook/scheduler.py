@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from guard import gate, semconv
+from guard.connectors import LOAD_SYNC
 from guard.costs import Costs, Traffic
 from guard.gate import Decision
 from guard.hook.adapters.base import Adapter
@@ -124,6 +125,8 @@ class SchedulerSide:
 
     def meta_built(self, output: Any, meta: Any) -> None:
         """A step's metadata is there: new requests are scheduled, their traces and loads go to the workers."""
+        if self.backend.capability.load != LOAD_SYNC:  # a step with a synchronous load ends when it has ended
+            self.table.pace(self.backend).step(self.table.clock())
         new = output.scheduled_new_reqs
         if not new and not self._loads:
             self.table.running = len(output.num_scheduled_tokens)
@@ -207,7 +210,9 @@ class SchedulerSide:
             else:
                 moved = tokens + local  # the store sends what vLLM holds itself, too
                 projected = costs.lookup(moved * self.backend.token_bytes) if costs is not None else 0.0
-                pace.end(leg.span_id, leg.end, projected=projected)
+                steps = leg.polls - 1
+                waited = min(2 * (leg.end - leg.start) // steps, leg.end - leg.start) if steps > 0 else 0
+                pace.end(leg.span_id, leg.end, projected=projected, waited=waited)
         if leg.trickled and tokens <= 0:  # it told nothing: the next may be the trickle
             pace.last_trickle, leg.trickled = leg.trickled, 0
 

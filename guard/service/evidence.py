@@ -155,6 +155,7 @@ def _read(record: RequestRecord, fetch: FetchRecord, now: float) -> Read:
         rtt=fetch.network_rtt if fetch.network_rtt is not None else record.rtt,
         ok=fetch.outcome != semconv.OUTCOME_FAILED,
         tagged=record.reason == gate.TRICKLE,
+        waited=_waited(record, fetch),
     )
 
 
@@ -163,6 +164,17 @@ def _sent(record: RequestRecord, fetch: FetchRecord) -> float:
     if capability_of_label(record.backend).lookup_moves_data and fetch.tokens:
         return float(fetch.bytes) * (fetch.tokens + record.tokens_local) / fetch.tokens
     return float(fetch.bytes)
+
+
+def _waited(record: RequestRecord, fetch: FetchRecord) -> float:
+    """Of a read's time, what may have been a wait for steps of the engine.
+
+    Each poll of a lookup is in a step; a connector asks in one and hears in the next. The end of a load, which the
+    workers time themselves, is seen in a step, too.
+    """
+    polls = record.lookup_polls - 1
+    lookup = min(2.0 / polls, 1.0) * record.lookup if polls > 0 else 0.0
+    return lookup + max(fetch.seconds - max(fetch.ranks.values(), default=fetch.seconds), 0.0)
 
 
 def _judge(held: Gathered, record: RequestRecord, costs: Costs) -> None:

@@ -7,16 +7,17 @@ import pytest
 
 from guard.control.controller import decide
 from guard.control.memory import from_json, to_json
+from guard.control.projection import costs_of
 from guard.control.shapes import BYPASS, HALF_OPEN, OPEN, Evidence, Plan, Read, State
 from tests.control.plant import CELL, MATCH, PROMPT, TOKEN_BYTES
 
 GOOD, BAD = 0.05, 0.9  # seconds of a read that pays, and of one that does not; recomputing takes 0.4
 
 
-def read(begin: float, seconds: float, *, tagged: bool = False, rtt: float = 2e-4) -> Read:
+def read(begin: float, seconds: float, *, tagged: bool = False, rtt: float = 2e-4, waited: float = 0.0) -> Read:
     return Read(
         at=begin + seconds, seconds=seconds, prompt_tokens=PROMPT, local_tokens=0, loaded_tokens=MATCH,
-        bytes=MATCH * TOKEN_BYTES, tagged=tagged, rtt=rtt,
+        bytes=MATCH * TOKEN_BYTES, tagged=tagged, rtt=rtt, waited=waited,
     )  # fmt: skip
 
 
@@ -37,6 +38,23 @@ def test_a_try_that_began_before_rtt_fell_does_not_send_the_healed_link_back() -
 def test_a_bad_try_sends_back_where_rtt_has_not_fallen() -> None:
     trying = State(name=HALF_OPEN, since=98.0, reason="try", rtt=0.02, backoff=8.0)
     assert step(trying, 101.0, read(99.5, BAD, tagged=True, rtt=0.02), rtt=0.02)[0].name == BYPASS
+
+
+def test_a_try_that_waited_for_steps_of_a_busy_engine_paid() -> None:
+    """Seen in the lab: recomputing kept the engine busy, so no try ended in time, so everybody recomputed."""
+    trying = State(name=HALF_OPEN, since=92.0, reason="healed", rtt=0.02)
+    assert step(trying, 97.0, read(92.5, 4.2, tagged=True, waited=4.1))[0].name == OPEN
+    assert step(trying, 97.0, read(92.5, 4.2, tagged=True, waited=1.0))[0].name == BYPASS
+
+
+@pytest.mark.parametrize(("waited", "pace"), [(0.0, 10.0), (0.4, 2.0), (0.5, 1.0)])
+def test_the_last_reads_count_by_what_they_took_for_sure(waited: float, pace: float) -> None:
+    expected = read(0.0, 0.1)
+    costs = decide(State(), Evidence(cells={"all": CELL}, rtt=2e-4), 0.0)[1].coefficients
+    took = costs_of(costs).read_seconds(expected.bytes)
+    reads = [read(90.0 + number, took * 10.0, waited=took * 20.0 * waited) for number in range(5)]
+    state, _ = step(State(name=OPEN, since=80.0), 96.0, *reads)
+    assert state.pace == pytest.approx(pace, rel=0.02)
 
 
 def test_another_engine_that_reads_again_is_reason_to_try_at_once() -> None:

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from guard.service.evidence import READS_KEPT, Flight, Gathered, Gatherer
 from guard.wire import FetchRecord
 from tests.service.routes.test_request_list import record
@@ -25,6 +27,21 @@ def test_reads_of_an_engine_that_nobody_asks_about_are_bounded() -> None:
     reads = gatherer.of(KEY).taken()
     assert [len(reads), reads[0].seconds, reads[-1].seconds] == [READS_KEPT, 10.0, READS_KEPT + 9.0]
     assert gatherer.of(KEY).taken() == ()
+
+
+@pytest.mark.parametrize(
+    ("polls", "ranks", "waited"),
+    [(1, {}, 0.0), (2, {}, 2.4), (3, {0: 0.08, 1: 0.1}, 2.4 + 1.3), (81, {0: 1.4}, 0.06)],
+    ids=["answered at once", "asked and heard", "a busy engine", "an idle one"],
+)
+def test_what_a_read_may_have_waited_for_the_engine(polls: int, ranks: dict[int, float], waited: float) -> None:
+    """A lookup is answered in a step, and a load that the workers timed is seen in one."""
+    gatherer = Gatherer()
+    load = FetchRecord(span_id="f", attempt=1, start_ns=0, seconds=1.4, outcome="ok", ranks=ranks)
+    gatherer.take(record(1, fetches=[load], lookup=2.4, lookup_polls=polls), None, 1.0)
+    (read,) = gatherer.of(KEY).taken()
+    assert read.seconds == pytest.approx(3.8)
+    assert read.waited == pytest.approx(waited)
 
 
 def test_a_backend_that_a_process_tells_of_no_more_has_nothing_in_flight() -> None:
