@@ -74,10 +74,12 @@ class Direct:
         return float(np.median((self.curve[0, j] - self.curve[0, i]) / (self.rtts[j] - self.rtts[i])))
 
 
-def drive(stack: Stack, seed: int, tiers: Sequence[int] = NEAR_MS) -> Direct:
+def drive(
+    stack: Stack, seed: int, tiers: Sequence[int] = NEAR_MS, *, tokens: int = TOKENS, blocks: int = BLOCKS
+) -> Direct:
     """Hits and misses at every tier, in blocks of random order; then the same prompts with reads off."""
     rng, direct, fresh = random.Random(seed), Direct(), seed * 100_000
-    known = [prompt(TOKENS, fresh + 50_000 + number) for number in range(HITS)]
+    known = [prompt(tokens, fresh + 50_000 + number) for number in range(HITS)]
     for text in known:
         stack.client.complete(text, max_tokens=1)
     stack.drain()
@@ -87,7 +89,7 @@ def drive(stack: Stack, seed: int, tiers: Sequence[int] = NEAR_MS) -> Direct:
         stack.settle_stores()
         return stack.service.request(done.request_id)["ttft_seconds"]
 
-    for _ in range(BLOCKS):
+    for _ in range(blocks):
         for tier in rng.sample(tiers, len(tiers)):
             stack.injector.rtt(tier * 1000)
             time.sleep(SEEN_SECONDS)
@@ -98,7 +100,7 @@ def drive(stack: Stack, seed: int, tiers: Sequence[int] = NEAR_MS) -> Direct:
                 direct.remote[tier].append(ttft(text))
             for _ in range(MISSES):
                 fresh += 1
-                ttft(prompt(TOKENS, fresh))
+                ttft(prompt(tokens, fresh))
     stack.service.switch("off", wait=10, stores=False)
     for text in known * 2:
         stack.drain()
