@@ -80,7 +80,9 @@ class Settings(BaseSettings):
     window_seconds: float = Field(600.0, ge=10, le=86_400, description="How long a joined request stays there.")
     join_hold_seconds: float = Field(10.0, ge=0, le=600, description="How long a request waits for late spans.")
     max_engines: int = Field(10_000, ge=1, le=100_000, description="Engines kept in the registry.")
-    engine_retention_seconds: float = Field(86_400.0, ge=60, description="A silent engine is forgotten after this.")
+    engine_retention_seconds: float = Field(
+        3600.0, ge=60, description="A silent engine is forgotten after this; one that says goodbye at once."
+    )
     history_dir: Path | None = Field(None, description="Directory of joined requests as Parquet; none: not kept.")
     history_days: float = Field(14.0, gt=0, le=3660, description="Days of requests kept there.")
     history_max_bytes: int = Field(10 << 30, ge=1 << 20, description="Most bytes kept there; the oldest go first.")

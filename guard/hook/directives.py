@@ -31,6 +31,7 @@ WAIT_SECONDS: Final = 5
 
 READ_MARGIN: Final = 5.0
 BODY_LIMIT: Final = 256 * 1024
+GOODBYE_SECONDS: Final = 0.2
 _ETAG_LIMIT: Final = 256
 _QUICK_SECONDS: Final = 0.05
 _QUICK_FREE: Final = 8
@@ -62,7 +63,8 @@ class Directives:
             ("hook", __version__),
             ("instance", config.instance or engine_id.rpartition("/")[0]),
         ]
-        self._path = f"/v1/directives/{quote(engine_id, safe='/')}?{urlencode(query)}"
+        self._engine_path = f"/v1/directives/{quote(engine_id, safe='/')}"
+        self._path = f"{self._engine_path}?{urlencode(query)}"
         self._failsafe = failsafe or Failsafe()
         self._transport = transport or HttpTransport(config)
         self._clock = clock
@@ -74,6 +76,7 @@ class Directives:
         self._keep_until: dict[str, float] = {}
         self._lease_until = float("-inf")
         self._quick = 0
+        self._leaving = False
 
     def current(self, backend: str) -> Directive | None:
         """The directive in force for a backend, or None: behave as without kvguard. No lock, no I/O."""
@@ -84,8 +87,12 @@ class Directives:
         """Starts polling, once per process."""
         self._worker.start(os.getpid())
 
-    def stop(self, timeout: float = 2.0) -> None:
-        """Stops polling; directives that are in force run out by themselves."""
+    def stop(self, timeout: float = 2.0, *, leaving: bool = False) -> None:
+        """Stops polling; directives that are in force run out by themselves.
+
+        `leaving`: the engine ends, which the service is told, so that nobody is alarmed when it polls no more.
+        """
+        self._leaving = leaving
         self._worker.signal()
         self._transport.abort()
         self._worker.join(os.getpid(), timeout)
@@ -158,7 +165,19 @@ class Directives:
                 wait = self._backoff.failed(None)
             if wait > 0.0:
                 stop.wait(wait)
+        if self._leaving:
+            self._say_goodbye()
         self._transport.close()
+
+    def _say_goodbye(self) -> None:
+        for _ in range(2):  # `stop` may cut the first one off, which it takes for a poll
+            try:
+                self._transport.send(
+                    "DELETE", self._engine_path, headers={}, body=None, timeout=GOODBYE_SECONDS, limit=BODY_LIMIT
+                )
+            except OSError:
+                continue
+            return
 
 
 def _keep_until(directive: Directive, now: float) -> float:

@@ -15,7 +15,7 @@ from guard import __version__, semconv
 from guard.connectors import Capability
 from guard.hook.backends import place_of
 from guard.hook.config import HookConfig
-from guard.hook.directives import Directives
+from guard.hook.directives import GOODBYE_SECONDS, Directives
 from guard.hook.exporter import Exporter
 from guard.hook.failsafe import Failsafe, logger
 from guard.hook.recorder import Recorder
@@ -105,7 +105,7 @@ class Runtime:
                 if _runtime is self:
                     _runtime = None
             if self._directives is not None:
-                self._directives.stop(0.2)
+                self._directives.stop(GOODBYE_SECONDS, leaving=True)
             self._exporter.stop(1.0)
 
 

@@ -16,7 +16,7 @@ from guard.service.console import pages, picture
 from guard.service.forward import Forwarder, read_headers
 from guard.service.limits import BodyLimit
 from guard.service.routes import health, inflection, objectives, offload, probes, requests
-from guard.service.routes.directives import get_directives
+from guard.service.routes.directives import delete_directives, get_directives
 from guard.service.routes.events import get_events
 from guard.service.routes.traces import Budget, post_traces
 from guard.service.runtime import Runtime
@@ -36,6 +36,7 @@ def create_app(runtime: Runtime, tokens: Tokens) -> FastAPI:
     # Plain Starlette routes: thousands of hooks poll, and a framework route costs three times as much.
     app.add_route("/v1/traces", post_traces, methods=["POST"])
     app.add_route("/v1/directives/{engine_id:path}", get_directives, methods=["GET"])
+    app.add_route("/v1/directives/{engine_id:path}", delete_directives, methods=["DELETE"])
     app.add_route("/v1/events", get_events, methods=["GET"])
     for router in (
         offload.router, objectives.router, requests.router, inflection.router, probes.router, health.router,

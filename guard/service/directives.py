@@ -81,6 +81,7 @@ class Registry:
         self._max = max_engines
         self._retention = retention_seconds
         self._closing = False
+        self._left: list[Event] = []  # of engines that said goodbye, until they are told
 
     async def poll(self, poll: Poll, wait: float) -> DirectiveSet | None:
         """The set for the engine as soon as it differs from what the hook has applied; None: no news after `wait`.
@@ -153,8 +154,8 @@ class Registry:
         ]
 
     def news(self) -> list[Event]:
-        """The engines that came, fell silent or came back since this was last asked."""
-        found = []
+        """The engines that came, left, fell silent or came back since this was last asked."""
+        found, self._left = self._left, []
         for engine in self.engines.values():
             now = "silent" if self.silent(engine) else "here"
             if now != engine.told:
@@ -162,6 +163,13 @@ class Registry:
                 found.append(self._event(engine, what))
                 engine.told = now
         return found
+
+    def leave(self, engine_id: str) -> None:
+        """The engine ends and says so: it is forgotten at once. One that nobody knows has left already."""
+        engine = self.engines.pop(engine_id, None)
+        if engine is not None:
+            self._left.append(self._event(engine, "left"))
+            self._wake(engine)
 
     def forget_silent(self) -> None:
         """Drops engines that were silent for longer than the retention."""

@@ -196,6 +196,14 @@ _PLAIN: Final[dict[str, Any]] = {
                 "200": {"description": "DirectiveSet with ETag", "content": {"application/json": {}}},
                 "304": {"description": "nothing new; renews the lease"},
             },
-        }
+        },
+        "delete": {
+            "tags": ["directives"],
+            "summary": "Goodbye of a hook",
+            "description": "The engine ends: it is forgotten at once. Needs scope ingest.",
+            "operationId": "delete_directives",
+            "parameters": [{"name": "engine_id", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "responses": {"204": {"description": "it is forgotten, or was not known"}},
+        },
     },
 }

@@ -51,7 +51,7 @@ class FakeService:
                 if status != 304:
                     self.wfile.write(answer)
 
-            do_GET = do_POST = _any  # noqa: N815
+            do_GET = do_POST = do_DELETE = _any  # noqa: N815
 
             def log_message(self, *_: object) -> None:
                 pass

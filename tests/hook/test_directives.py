@@ -389,6 +389,38 @@ def test_stop_ends_a_poll_that_the_service_holds(service: Any, caplog: pytest.Lo
     assert caplog.records == []
 
 
+@pytest.mark.parametrize(("leaving", "told"), [(True, ["DELETE"]), (False, [])])
+def test_an_engine_that_ends_says_goodbye_a_poller_that_is_replaced_does_not(
+    service: Any, leaving: bool, told: list[str]
+):
+    held, release = threading.Event(), threading.Event()
+
+    def reply(request: Any) -> tuple[int, dict[str, str], bytes]:
+        if request.method == "DELETE":
+            return 204, {}, b""
+        held.set()
+        release.wait(20)
+        return 304, {}, b""
+
+    service.reply = reply
+    directives = Directives(HookConfig(endpoints=(service.url,)), "[::1]:8000 x/1", [BACKEND], "model")
+    directives.start()
+    assert held.wait(10)
+    directives.stop(10.0, leaving=leaving)
+    release.set()
+    byes = [seen for seen in service.seen if seen.method != "GET"]
+    assert [seen.method for seen in byes] == told
+    assert {seen.path for seen in byes} <= {"/v1/directives/%5B%3A%3A1%5D%3A8000%20x/1"}
+
+
+def test_a_goodbye_that_nobody_hears_holds_nobody_up(caplog: pytest.LogCaptureFixture):
+    directives = Directives(HookConfig(endpoints=("http://127.0.0.1:9",)), ENGINE, [BACKEND], "model")
+    directives.start()
+    directives.stop(10.0, leaving=True)
+    assert "kvguard-directives" not in [thread.name for thread in threading.enumerate()]
+    assert all("no directives" in record.message for record in caplog.records)
+
+
 def test_an_internal_error_is_counted_and_polling_goes_on(clock: Any):
     again = threading.Event()
 

@@ -150,6 +150,18 @@ async def test_age_silence_and_forgetting(registry: Registry, hands: Any) -> Non
     assert registry.engines == {}
 
 
+async def test_an_engine_that_says_goodbye_is_gone_at_once_and_told_and_may_come_back(registry: Registry) -> None:
+    await registry.poll(Poll("e", "m", ("a",)), 0)
+    assert [event.message for event in registry.news()] == ["engine e polls"]
+    registry.leave("e")
+    registry.leave("e")
+    assert registry.engines == {}
+    assert [(event.message, event.scope) for event in registry.news()] == [("engine e left", "engine:e")]
+    assert registry.news() == []
+    await registry.poll(Poll("e", "m", ("a",)), 0)
+    assert [event.message for event in registry.news()] == ["engine e polls"]
+
+
 async def test_a_waiting_hook_is_not_silent(registry: Registry, hands: Any) -> None:
     poll = await applied(registry, Poll("e", "m", ("a",)))
     waiting = asyncio.create_task(registry.poll(poll, 0.05))

@@ -1,4 +1,4 @@
-"""`GET /v1/directives/{engine_id}`: the long poll of the hooks."""
+"""`/v1/directives/{engine_id}`: the long poll of the hooks, and their goodbye."""
 
 import msgspec
 from starlette.requests import Request
@@ -36,6 +36,14 @@ async def get_directives(request: Request) -> Response:
         return Response(status_code=304, headers={"ETag": f'"{poll.applied}"'})
     body = msgspec.json.encode(found.to_json())
     return Response(body, media_type="application/json", headers={"ETag": f'"{found.etag}"'})
+
+
+async def delete_directives(request: Request) -> Response:
+    """The engine ends: it is forgotten at once instead of being silent for a while."""
+    request.app.state.tokens.who(request, "ingest")
+    runtime: Runtime = request.app.state.runtime
+    runtime.registry.leave(request.path_params["engine_id"])
+    return Response(status_code=204)
 
 
 def _name(what: str, text: str) -> str:

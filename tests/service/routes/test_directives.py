@@ -27,6 +27,14 @@ async def test_304_for_the_tag_in_any_form(client: httpx2.AsyncClient, form: str
     assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", f'"{tag}"')
 
 
+async def test_goodbye(client: httpx2.AsyncClient, runtime: Runtime) -> None:
+    await client.get("/v1/directives/10.0.0.1:8000/3?backend=a/b")
+    for _ in range(2):
+        assert (await client.delete("/v1/directives/10.0.0.1:8000/3")).status_code == 204
+    assert runtime.registry.engines == {}
+    assert 'engine_id="10.0.0.1:8000/3"' not in (await client.get("/metrics")).text
+
+
 async def test_a_newer_hook_is_answered_in_our_schema(client: httpx2.AsyncClient) -> None:
     assert (await client.get("/v1/directives/e?schema=99&backend=a")).json()["schema"] == 1
 

@@ -81,7 +81,7 @@ async def test_the_api_document_names_every_route(client: httpx2.AsyncClient) ->
     paths = {path: sorted(set(item) - {"parameters"}) for path, item in document["paths"].items()}
     assert paths == {
         "/v1/traces": ["post"],
-        "/v1/directives/{engine_id}": ["get"],
+        "/v1/directives/{engine_id}": ["delete", "get"],
         "/v1/offload": ["get"],
         "/v1/offload/history": ["get"],
         "/v1/offload/{scope}": ["delete", "get", "put"],
