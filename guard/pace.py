@@ -13,7 +13,8 @@ Evidence and what becomes of it:
   not count twice;
 - three failed reads in a row, none good between: `broken` for ten seconds, then one may try.
 
-A read is no evidence any more once one that began after it ended in time (its request was aborted, its worker died).
+A read is no evidence any more once one that began after it ended in time (its request was aborted, its worker died, its
+connection waits for a retransmission), nor does it load the link then; nor is its end evidence when it comes at last.
 Permits age out: after `PERMIT_NS` a read counts as in flight no longer.
 """
 
@@ -33,6 +34,12 @@ NOISE: Final = 0.15
 """Least log ratio that counts as slow when two follow one another; the coefficients' own spread counts if larger."""
 
 NEVER: Final = -(1 << 62)
+
+_IN_TIME: Final = math.log(2.0)
+"""Log ratio up to which the end of a read shows that the link moves, and those that began earlier were overtaken."""
+
+_OVERTAKEN: Final = 4
+"""A read that is in flight for so many times what another took that began later is stuck, and that one got past it."""
 
 _LOG_LIMIT: Final = math.log(1000.0)
 
@@ -74,6 +81,17 @@ class Pace:
     def inflight(self) -> int:
         """Reads in flight, those that have aged out included until `age_out` is called."""
         return len(self._open)
+
+    def flight(self, now: int) -> tuple[int, int]:
+        """Reads that load the link, and their bytes: not those that are late and overtaken, which wait for nothing."""
+        count, size = len(self._open), self.inflight_bytes
+        for read in self._open.values():
+            if read.start > self.proved:
+                break
+            if read.late and (now - read.start) / 1e9 > read.late:
+                count -= 1
+                size -= read.size
+        return count, size
 
     def learn(self, costs: Costs | None) -> None:
         """New coefficients are in force: what was seen is now measured against them."""
@@ -121,8 +139,10 @@ class Pace:
             x = max(math.log(max(took - waited, 1) / 1e9 / expected), 0.0)
         x = min(max(x, -_LOG_LIMIT), _LOG_LIMIT)
         self._size = read.size or self._size
-        if x <= self._noise():
+        if x <= max(self._noise(), _IN_TIME) or now - self._oldest(now) > _OVERTAKEN * (now - read.start):
             self.proved = max(self.proved, read.start)
+        elif read.start < self.proved and now - read.start > FADE_SECONDS * 1e9:
+            return  # it was stuck and is out at last: what it tells of has been seen to be over
         m = self.logarithm(now)
         low, high = min(x, self._last), max(x, self._last, 0.0)
         m = low if low > max(m, self._noise()) else high if high < m else max(0.0, m + 0.5 * (x - m))
@@ -172,6 +192,9 @@ class Pace:
     def costs(self) -> Costs | None:
         """The coefficients that reads are measured against."""
         return self._costs
+
+    def _oldest(self, now: int) -> int:
+        return next(iter(self._open.values())).start if self._open else now
 
     def oldest_age(self, now: int) -> float:
         """Age of the oldest read that is in flight and not overtaken, seconds; 0: there is none."""

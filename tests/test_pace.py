@@ -173,3 +173,34 @@ def test_reads_that_never_ended_or_were_never_begun_leak_nothing() -> None:
         one.age_out(number)
     one.age_out(PERMIT_NS + 10_000)
     assert (one.inflight, one.inflight_bytes) == (0, 0)
+
+
+def test_a_read_that_was_overtaken_loads_nothing_and_its_end_is_no_news() -> None:
+    one = pace()
+    one.begin(1, 0, 0.1, 1000)
+    one.begin(2, 1 * SECOND, 0.1, 500)
+    assert one.flight(20 * SECOND) == (2, 1500)  # both stuck: they may still load the link
+    end = read(one, 20.0, 0.1, key=3)
+    assert one.flight(end) == (0, 0)
+    assert (one.inflight, one.overdue(end)) == (2, 0.0)
+    one.end(1, 30 * SECOND)
+    assert one.slowdown(30 * SECOND) == 1.0
+    one.begin(4, 30 * SECOND, 0.1, 700)
+    assert one.flight(30 * SECOND + 1) == (1, 700)
+
+
+def test_one_that_is_slow_itself_overtakes_only_what_is_in_flight_for_far_longer() -> None:
+    for waited, overdue in ((1.0, True), (10.0, False)):
+        one = pace()
+        one.begin(1, 0, 0.1, 1000)
+        end = read(one, waited, 0.5, key=2)  # five times what is projected
+        assert (one.overdue(end) > 0.0) is overdue
+        assert one.slowdown(end) > 1.5  # that it was slow itself counts
+
+
+def test_a_slow_read_of_a_moment_ago_counts_although_it_was_overtaken() -> None:
+    one = pace()
+    one.begin(1, 0, 0.1, 1000)
+    read(one, 0.5, 0.1, key=2)
+    one.end(1, 2 * SECOND)
+    assert one.slowdown(2 * SECOND) > 2.0

@@ -106,7 +106,7 @@ def _step(
     elif state.name == BYPASS:
         state = _while_bypass(state, evidence, now, tuning, idle)
     else:
-        state = _while_half_open(state, evidence, now, tuning, costs)
+        state = _while_half_open(state, evidence, now, tuning, costs, idle)
     if state.name in (OPEN, LIMITED):
         state = _limited(state, evidence, now, tuning, costs, projection)
     sent = held(state.sent, wanted) if state.name == before else wanted
@@ -253,19 +253,23 @@ def _released(read: Read, state: State) -> bool:
     return read.ok and read.at - read.seconds < state.since
 
 
-def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None) -> State:
+def _while_half_open(
+    state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None, idle: Costs | None
+) -> State:
     if state.reason != HEALED and _fallen(state, evidence, tuning):
         state = replace(state, since=now, reason=HEALED, goods=0)  # tries under way are of the link that was
+    elif evidence.peers_healed > state.since:
+        state = replace(state, reason=HEALED)
     elif state.reason == TRY and any(_released(read, state) for read in evidence.reads):
         state = replace(state, reason=PROGRESS)
     tried = [read for read in evidence.reads if read.tagged and read.at - read.seconds >= state.since]
     lost, goods = 0.0, state.goods
     for read in tried:
         saved = saved_seconds(read, costs)
-        if not read.ok or read.least > saved:
-            lost = max(lost, read.least - saved if read.ok else read.seconds)
-        else:
+        if read.ok and read.least <= saved:
             goods += 1
+        elif not _as_projected(read, evidence, idle, tuning):  # one of few tokens may not pay on the best of links
+            lost = max(lost, read.least - saved if read.ok else read.seconds)
     age = evidence.oldest_age
     if not lost and age > 0.0 and not any(read.at >= state.since for read in state.reads):
         cell = evidence.cells.get(ALL)
@@ -286,6 +290,14 @@ def _while_half_open(state: State, evidence: Evidence, now: float, tuning: Tunin
 def _steps(state: State) -> float:
     """How long an end of a read may wait to be seen, by the last ones: a busy engine looks once a step."""
     return min(max((read.waited for read in state.reads[-3:]), default=0.0), _LONGEST_STEPS)
+
+
+def _as_projected(read: Read, evidence: Evidence, idle: Costs | None, tuning: Tuning) -> bool:
+    """Whether a read took what models and RTT say, and reads of the usual size pay by them: it is none against them."""
+    if not read.ok or idle is None:
+        return False
+    expected = _expected(read, evidence, idle) * max(idle.fetch_tail, math.exp(tuning.noise))
+    return read.least <= expected and project(evidence, idle).best <= tuning.leave
 
 
 def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning, rtt: float | None = None) -> State:

@@ -224,7 +224,7 @@ class SchedulerSide:
             pace.learn(costs)
         pace.age_out(now)
         traffic = Traffic(
-            pace.inflight, pace.inflight_bytes, table.running, table.waiting - (not state.first and not state.away),
+            *pace.flight(now), table.running, table.waiting - (not state.first and not state.away),
             table.backlog - state.todo, (now - state.arrival) / 1e9, pace.slowdown(now), pace.overdue(now),
         )  # fmt: skip
         return traffic, pace, now

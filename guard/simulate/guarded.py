@@ -133,8 +133,9 @@ class Guarded:
 
     def _traffic(self, now: float, job: Job, pace: Pace, at: int) -> Traffic:
         engine = self._world.engines[job.engine]
+        inflight, size = pace.flight(at)
         return Traffic(
-            inflight=pace.inflight, inflight_bytes=pace.inflight_bytes, running=engine.batch.running,
+            inflight=inflight, inflight_bytes=size, running=engine.batch.running,
             waiting=max(0, engine.waiting - engine.loading - 1), backlog_tokens=engine.batch.backlog_tokens(),
             elapsed=now - job.arrival, slowdown=pace.slowdown(at), overdue=pace.overdue(at),
         )  # fmt: skip

@@ -82,6 +82,22 @@ def test_that_a_slow_read_has_ended_says_nothing_while_rtt_is_raised() -> None:
     assert step(state, 92.0, rtt=2e-4)[0].reason == "healed"
 
 
+def test_a_try_that_found_too_little_to_pay_is_no_evidence_unless_it_was_slow() -> None:
+    trying = State(name=HALF_OPEN, since=92.0, reason="try", rtt=2e-4)
+    little = replace(read(92.5, 0.013, tagged=True), loaded_tokens=100, bytes=100 * TOKEN_BYTES)  # saves 0.01 s
+    state, _ = step(trying, 93.0, little)
+    assert (state.name, state.goods) == (HALF_OPEN, 0)
+    assert step(trying, 93.0, replace(little, seconds=0.03))[0].name == BYPASS
+    assert step(trying, 93.0, replace(little, ok=False))[0].name == BYPASS
+
+
+def test_one_good_try_opens_once_another_engine_reads_again() -> None:
+    trying = State(name=HALF_OPEN, since=92.0, reason="try", goods=1, rtt=2e-4)
+    assert step(trying, 93.0)[0].name == HALF_OPEN
+    assert step(trying, 93.0, peers=91.0)[0].name == HALF_OPEN  # that was before
+    assert step(trying, 93.0, peers=92.5)[0].name == OPEN
+
+
 def test_tries_of_many_engines_wait_for_a_permit() -> None:
     trying = State(name=HALF_OPEN, since=92.0, reason="try", rtt=2e-4)
     for part, gap in ((0, None), (1, 0.5), (None, 0.5)):
