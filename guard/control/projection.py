@@ -16,6 +16,10 @@ from guard.slo.objective import Objective
 HOLD: Final = 0.1
 """Coefficients that moved by less than this ratio are not sent anew: hooks are not woken for noise."""
 
+_PART: Final = 0.1
+"""Part of a usual read below which a cost per byte is not looked at for its own sake: one that is 0 but for noise moves
+by more than any ratio of itself."""
+
 _DIGITS: Final = 4
 _LEAST_SPREAD: Final = 0.5
 _LOOKUPS: Final = 20
@@ -75,7 +79,8 @@ def held(sent: Coefficients | None, wanted: Coefficients) -> Coefficients:
         (sent.fetch, wanted.fetch), (sent.prefill, wanted.prefill), (sent.sla, wanted.sla),
         *((sent.classes.get(name, {}), value) for name, value in wanted.classes.items()),
     ]  # fmt: skip
-    same = sent.classes.keys() == wanted.classes.keys() and all(_near(old, new) for old, new in pairs)
+    least = _least(sent)
+    same = sent.classes.keys() == wanted.classes.keys() and all(_near(old, new, least) for old, new in pairs)
     return sent if same else wanted
 
 
@@ -200,7 +205,20 @@ def _rounded(numbers: Mapping[str, float]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _near(old: Mapping[str, float], new: Mapping[str, float]) -> bool:
+def _near(old: Mapping[str, float], new: Mapping[str, float], least: Mapping[str, float]) -> bool:
     if old.keys() != new.keys():
         return False
-    return all(abs(new[key] - old[key]) <= HOLD * max(abs(old[key]), 1e-12) for key in new)
+    return all(abs(new[key] - old[key]) <= HOLD * max(abs(old[key]), least.get(key, 1e-12)) for key in new)
+
+
+def _least(sent: Coefficients) -> dict[str, float]:
+    """What a change is compared with at the least, by coefficient: those that may well be 0."""
+    least = {"held_per_token": 1.0}
+    fetch, usual = sent.fetch, sent.classes.get(ALL, {})
+    size = fetch.get("bytes_per_token", 0.0) * usual.get("tokens", 0.0)
+    if size > 0.0:
+        fixed = fetch.get("seconds", 0.0) + fetch.get("lookup_seconds", 0.0)
+        read = fixed + (fetch.get("per_byte", 0.0) + fetch.get("lookup_per_byte", 0.0)) * size
+        keys = ("per_byte", "lookup_per_byte", "lookup_per_local_byte")
+        least.update(dict.fromkeys(keys, _PART * read / size))
+    return least
