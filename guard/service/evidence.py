@@ -186,7 +186,9 @@ def _judge(held: Gathered, record: RequestRecord, costs: Costs) -> None:
     full = costs.prefill(record.prompt_tokens, c, record.running)
     ttft = record.ttft or 0.0
     if loaded > 0 and record.fetches:
-        projected, choice = waits + costs.read_seconds(_sent(record, record.fetches[-1])) + rest, "remote"
+        last = record.fetches[-1]
+        read = costs.lookup(_sent(record, last)) + costs.fetch_seconds(last.bytes)
+        projected, choice = waits + read + rest, "remote"
     else:
         projected, choice = waits + record.lookup + full, "recompute"
     if ttft > 0.0:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from guard.costs import Costs
 from guard.service.evidence import READS_KEPT, Flight, Gathered, Gatherer
 from guard.wire import FetchRecord
 from tests.service.routes.test_request_list import record
@@ -42,6 +43,23 @@ def test_what_a_read_may_have_waited_for_the_engine(polls: int, ranks: dict[int,
     (read,) = gatherer.of(KEY).taken()
     assert read.seconds == pytest.approx(3.8)
     assert read.waited == pytest.approx(waited)
+
+
+@pytest.mark.parametrize(("backend", "lookup"), [("lmcache-mp/store", 0.31), ("mooncake-store/store", 0.11)])
+def test_what_vllm_holds_itself_is_sent_by_the_lookup_and_not_fetched(backend: str, lookup: float) -> None:
+    costs = Costs({"seconds": 0.02, "per_byte": 4e-8, "lookup_seconds": 0.01, "lookup_per_byte": 1e-7}, {"b": 1e-4})
+    one = FetchRecord(
+        span_id="f", attempt=1, start_ns=0, seconds=0.06, outcome="ok", tokens=1000, bytes=1_000_000, inflight=1
+    )
+    gatherer = Gatherer()
+    gatherer.take(
+        record(
+            1, backend=backend, prompt_tokens=3500, tokens_local=2000, tokens_matched=1000, tokens_loaded=1000,
+            lookup=lookup, fetch=0.06, ttft=lookup + 0.06 + 0.05, fetches=[one],
+        ),
+        costs, 1.0,
+    )  # fmt: skip
+    assert gatherer.of((KEY[0], backend)).errors["remote"][0] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_a_backend_that_a_process_tells_of_no_more_has_nothing_in_flight() -> None:
