@@ -151,6 +151,14 @@ def test_dots_in_a_scope_do_not_lead_to_another_one(url: str, scope: str) -> Non
     assert run("offload", "clear", "--scope", scope, "--endpoint", url).returncode == 0
 
 
+def test_who_calls_under_a_name_that_is_not_allowed_is_not_sent_for_a_token(url: str) -> None:
+    done = run("status", "--endpoint", url.replace("127.0.0.1", "127.1"))
+    assert done.returncode != 0
+    assert "host '127.1' is not this machine" in done.stderr
+    assert "allowed_hosts" in done.stderr
+    assert "use a token" not in done.stderr
+
+
 def test_an_empty_state_dir_is_not_the_working_directory(tmp_path: Path) -> None:
     done = run("serve", "--port", "0", "--state-dir", "")
     assert (done.returncode, done.stderr.splitlines()[0]) == (

@@ -84,6 +84,8 @@ def _problem(response: httpx2.Response) -> tuple[str, str]:
         403: "use a token with the scope that is named",
         412: "look again with: kvguard status",
     }
+    if "unknown-host" in response.text:
+        return text, ""  # it says itself what to do, and a token is not it
     return text, hints.get(response.status_code, "")
 
 

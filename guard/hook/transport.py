@@ -217,8 +217,13 @@ class Backoff:
 
 def described(status: int) -> str:
     """An HTTP status for the log, with what to do where that is known."""
-    if status in (401, 403):
+    if status == 401:
         return f"{status}: KVGUARD_TOKEN_FILE must hold a token with the scope ingest"
+    if status == 403:
+        return (
+            f"{status}: KVGUARD_TOKEN_FILE must hold a token with the scope ingest; a service without tokens must be"
+            " called 127.0.0.1, localhost, or a name of its allowed_hosts"
+        )
     return str(status)
 
 

@@ -253,6 +253,11 @@ class TestReach:
             ({"/openapi.json": (200, "<html>")}, "service", "does not answer like kvguard"),
             ({"/v1/traces": (401, '{"detail": "send a token"}')}, "token", "send a token"),
             ({"/v1/traces": (403, '{"detail": "lacks the scope"}')}, "token", "lacks the scope"),
+            (
+                {"/v1/traces": (403, '{"detail": "is not us", "type": "urn:kvguard:problem:unknown-host"}')},
+                "name",
+                "not us",
+            ),
         ],
     )
     def test_problems(self, play, change, check, words):

@@ -241,6 +241,16 @@ def test_bad_news_lets_the_lease_run_out_and_nothing_else(name: str, bench: Benc
     assert bench.mode == "auto"
 
 
+def test_a_refusal_says_what_may_be_the_matter(bench: Bench, caplog: pytest.LogCaptureFixture):
+    for status in (401, 403):
+        bench.poll(Reply(status, b"{}"))
+    token, name = (record.getMessage() for record in caplog.records)
+    assert "KVGUARD_TOKEN_FILE" in token
+    assert "allowed_hosts" not in token
+    assert "KVGUARD_TOKEN_FILE" in name
+    assert "allowed_hosts" in name
+
+
 def test_retry_after_is_honoured(bench: Bench):
     assert bench.poll(Reply(429, b"", 9.0)) == 9.0
 

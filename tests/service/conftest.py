@@ -146,7 +146,7 @@ def polled(url: str, engine: str, model: str, backend: str) -> Iterator[None]:
     def poll() -> None:
         told = tag
         params = {"model": model, "backend": backend, "wait": "0.5"}
-        with httpx2.Client(base_url=url) as client:
+        with httpx2.Client(base_url=url, timeout=60) as client:
             while not over.is_set():
                 answer = client.get(f"/v1/directives/{engine}", params=params, headers={"If-None-Match": told})
                 told = answer.headers["etag"]

@@ -97,6 +97,8 @@ def check_service(reach: Reach) -> Iterator[Finding]:
         sent = ask(f"{url}/v1/traces", reach, body=b'{"resourceSpans": []}')
         if sent.status == 200:
             yield ok("token", "the hook may send spans and poll")
+        elif "unknown-host" in sent.text:
+            yield problem("name", f"{url}: {_detail(sent)}", "without tokens a hook on this machine calls 127.0.0.1")
         elif sent.status in (401, 403):
             yield problem("token", f"{url} refuses it: {_detail(sent)}", "KVGUARD_TOKEN_FILE needs one of scope ingest")
         else:
