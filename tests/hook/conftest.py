@@ -8,6 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from guard.hook import connector
+from guard.hook.recorder import Recorder
+from tests.hook.fake_runtime import FakeRuntime, Make, new
+
 Answer = tuple[int, dict[str, str], bytes]
 
 
@@ -114,3 +118,30 @@ def clock() -> FakeClock:
 @pytest.fixture
 def new_clock() -> type[FakeClock]:
     return FakeClock
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    """What guarded connectors of this process share."""
+    made = FakeRuntime()
+    monkeypatch.setattr(connector, "runtime_for", lambda config: made)
+    return made
+
+
+@pytest.fixture
+def process(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    """As `runtime`, which errors do not make step aside so soon."""
+    made = FakeRuntime(limit=1000)
+    monkeypatch.setattr(connector, "runtime_for", lambda config: made)
+    return made
+
+
+@pytest.fixture
+def make(runtime: FakeRuntime) -> Make:
+    """Makes guarded connectors in `runtime`."""
+    return new
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder(1024)
