@@ -12,8 +12,14 @@ import numpy.typing as npt
 
 from guard.estimate.samples import Array
 
-TARGET: Final = 48
-"""Blocks aimed at: enough for a variance, few enough that a block outlasts the noise's memory."""
+MOST: Final = 96
+"""Blocks aimed at where rows are many: RTT that drifts hardly moves within one, or a knee is blunted."""
+
+FEWEST: Final = 48
+"""Blocks aimed at where rows are few: enough for a variance."""
+
+ROWS: Final = 16
+"""Rows of a block in between: it outlasts the noise's memory, and its mean RTT has little error of single probes."""
 
 STEP: Final = 0.3
 """A step of log RTT that begins a new block; three probes' mean of 10 % error moves by less (3.7 sd)."""
@@ -48,7 +54,7 @@ def cut(engine: Array, rtt: Array) -> Blocks:
     starts[new_engine] = True
     starts[_steps(rtt)] = True
     first = np.flatnonzero(starts)
-    size = max(1, n // TARGET)
+    size = max(1, n // MOST, min(n // FEWEST, ROWS))
     pieces = np.maximum(np.diff(first, append=n) // size, 1)  # of a stretch; the last takes the remainder
     number = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     heads = np.repeat(first, pieces) + size * number

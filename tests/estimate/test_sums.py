@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from guard.estimate import linear
-from guard.estimate.blocks import TARGET, cut
+from guard.estimate.blocks import MOST, cut
 from guard.estimate.hinges import Hinges
 from guard.estimate.hits import _by_engine
 
@@ -42,10 +42,10 @@ def test_no_coefficient_is_negative_and_the_rest_are_least_squares():
 
 
 def test_blocks_are_pieces_of_stretches_of_one_engine():
-    n = 40 * TARGET + 17
+    n = 40 * MOST + 17
     engine = np.repeat([0.0, 1.0, 2.0], [n // 2, 30, n - n // 2 - 30])
     blocks = cut(engine, np.full(n, 1e-3))
-    size = n // TARGET
+    size = n // MOST
     for own, rows in itertools.groupby(range(n), key=lambda row: engine[row]):
         mine = blocks.of[np.array(list(rows))]
         lengths = np.unique(mine, return_counts=True)[1]
@@ -55,6 +55,12 @@ def test_blocks_are_pieces_of_stretches_of_one_engine():
     assert blocks.count == blocks.of[-1] + 1
     assert np.all(np.diff(blocks.of) >= 0)
     assert list(np.unique(blocks.chain)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("n", "rows"), [(30, 1), (300, 6), (1000, 16), (1500, 16), (4096, 42)])
+def test_blocks_of_few_rows_are_fewer(n, rows):
+    blocks = cut(np.zeros(n), np.full(n, 1e-3))
+    assert set(np.bincount(blocks.of)[:-1]) == {rows}
 
 
 def test_a_thousand_engines_make_at_least_a_block_each():
