@@ -211,6 +211,8 @@ class Costs:
         """The verdict of `compare_load`, without the object around it: for the gate."""
         read = self.seconds + self.per_byte * size + self.per_inflight_byte * at[1]
         _, tail, price, _, other_tail, other_price = self._roads(prompt, local, matched, size, read, at, sync)
+        if tail <= bound and price <= other_price:
+            return ""  # the usual case, without another call
         return _verdict(tail, price, other_tail, other_price, bound, self.doubt)
 
     def loses_lookup(
@@ -219,7 +221,10 @@ class Costs:
     ) -> str:  # fmt: skip
         """The verdict of `compare_lookup`, for the gate."""
         _, tail, price, _, other_tail, other_price = self._asked(prompt, local, expected, token_bytes, at, sync, blocks)
-        return _verdict(tail, price, other_tail, other_price, expected.bound, self.doubt)
+        bound = expected[2]
+        if tail <= bound and price <= other_price:
+            return ""
+        return _verdict(tail, price, other_tail, other_price, bound, self.doubt)
 
     def _asked(
         self, prompt: int, local: int | None, expected: ClassCost, token_bytes: float, at: Traffic, sync: bool,
@@ -233,8 +238,9 @@ class Costs:
             matched = held + slope * (prompt - pivot) - local
             if matched < 0.0:
                 matched = 0.0
-        if matched >= prompt - local:
-            matched = max(prompt - local - 1, 0)
+        most = prompt - local - 1
+        if matched > most:
+            matched = most if most > 0 else 0
         size = matched * token_bytes
         read = fixed + per_byte * size + per_inflight_byte * at[1]
         if per_local_byte:
