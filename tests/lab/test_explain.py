@@ -28,16 +28,23 @@ pytestmark = [
 ]
 
 TOKENS = 1300
-BLOCKS = 3
+BLOCKS = 4
 HITS, MISSES = 4, 2
 SEEN_SECONDS = 4.5
 """Idle RTT is the least of the last three rounds, one a second."""
 
-INSIDE = StackConfig(connector="lmcache", chunk_size=256)
+SETUPS = {
+    "lmcache-mp": replace(NARROW, probe=True, one_core=True),
+    "in-process": StackConfig(connector="lmcache", chunk_size=256, probe=True, one_core=True),
+}
 
 NEAR_MS = (0, 2, 5, 10, 20)
 FAR_MS = (0, 5, 10, 20, 40, 80)
 """In-process LMCache makes a quarter of the round trips, so it breaks even further out."""
+
+
+OFF = -1
+"""In the place of a tier: reads off."""
 
 
 @dataclass
@@ -77,7 +84,7 @@ class Direct:
 def drive(
     stack: Stack, seed: int, tiers: Sequence[int] = NEAR_MS, *, tokens: int = TOKENS, blocks: int = BLOCKS
 ) -> Direct:
-    """Hits and misses at every tier, in blocks of random order; then the same prompts with reads off."""
+    """Hits and misses at every tier and the same prompts with reads off, in blocks of random order."""
     rng, direct, fresh = random.Random(seed), Direct(), seed * 100_000
     known = [prompt(tokens, fresh + 50_000 + number) for number in range(HITS)]
     for text in known:
@@ -89,22 +96,29 @@ def drive(
         stack.settle_stores()
         return stack.service.request(done.request_id)["ttft_seconds"]
 
+    def at(tier: int) -> None:
+        stack.injector.rtt(tier * 1000)
+        time.sleep(SEEN_SECONDS)
+        (target,) = stack.service.get("/v1/probes")["probes"]
+        direct.rtt[tier].append(target["idle_seconds"])
+        for text in known:
+            stack.drain()
+            direct.remote[tier].append(ttft(text))
+        for _ in range(MISSES):
+            nonlocal fresh
+            fresh += 1
+            ttft(prompt(tokens, fresh))
+
+    def without() -> None:
+        stack.service.switch("off", wait=10, stores=False)
+        for text in known:
+            stack.drain()
+            direct.recompute.append(ttft(text))
+        stack.service.switch("on", wait=10)
+
     for _ in range(blocks):
-        for tier in rng.sample(tiers, len(tiers)):
-            stack.injector.rtt(tier * 1000)
-            time.sleep(SEEN_SECONDS)
-            (target,) = stack.service.get("/v1/probes")["probes"]
-            direct.rtt[tier].append(target["idle_seconds"])
-            for text in known:
-                stack.drain()
-                direct.remote[tier].append(ttft(text))
-            for _ in range(MISSES):
-                fresh += 1
-                ttft(prompt(tokens, fresh))
-    stack.service.switch("off", wait=10, stores=False)
-    for text in known * 2:
-        stack.drain()
-        direct.recompute.append(ttft(text))
+        for tier in rng.sample((*tiers, OFF), len(tiers) + 1):
+            without() if tier == OFF else at(tier)
     stack.service.clear()
     return direct
 
@@ -121,12 +135,12 @@ def cell_of(stack: Stack, requests: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("config", "seed", "tiers"), [(NARROW, 1, NEAR_MS), (INSIDE, 2, FAR_MS)], ids=["lmcache-mp", "in-process"]
+    ("setup", "seed", "tiers"), [("lmcache-mp", 1, NEAR_MS), ("in-process", 2, FAR_MS)], ids=list(SETUPS)
 )
 def test_inflection_from_live_traffic_is_that_of_the_curves(
-    stacks, figure: Callable[[str], None], config: StackConfig, seed: int, tiers: Sequence[int]
+    stacks, figure: Callable[[str], None], setup: str, seed: int, tiers: Sequence[int]
 ) -> None:
-    stack: Stack = stacks.get(replace(config, probe=True))
+    stack: Stack = stacks.get(SETUPS[setup])
 
     direct = drive(stack, seed, tiers)
 
