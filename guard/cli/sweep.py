@@ -19,7 +19,7 @@ from guard.estimate.shapes import Figure
 from guard.probe import registry
 from guard.probe.prober import Target
 from guard.sweep import analysis, injector, report
-from guard.sweep.analysis import Curve
+from guard.sweep.analysis import Curve, three_digits
 from guard.sweep.engine import Engine
 from guard.sweep.plan import Plan
 from guard.sweep.results import Results, load
@@ -107,9 +107,9 @@ def show(out: Path, curves: list[Curve], *, as_json: bool) -> None:
 def _cell(figure: Figure, scale: float = 1e3, unit: str = " ms") -> str:
     if figure.value is None:
         return figure.reason or "-"
-    low = "" if figure.low is None else f"{figure.low * scale:.3g}"
-    high = "beyond" if figure.high is None else f"{figure.high * scale:.3g}"
-    return f"{figure.value * scale:.3g} [{low}, {high}]{unit}"
+    low = "" if figure.low is None else three_digits(figure.low * scale)
+    high = "beyond" if figure.high is None else three_digits(figure.high * scale)
+    return f"{three_digits(figure.value * scale)} [{low}, {high}]{unit}"
 
 
 def _prober(text: str) -> Callable[[], float | None]:

@@ -209,8 +209,13 @@ def _range(figure: Figure) -> str:
     return f"{_ms(figure.value or 0.0)} [{low}, {high}]"
 
 
+def three_digits(value: float) -> str:
+    """To three significant digits, in full: 2,280 rather than 2.28e+03."""
+    return f"{float(f'{value:.3g}'):,g}"
+
+
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms"
+    return f"{three_digits(seconds * 1e3)} ms"
 
 
 def _too_few(n: int) -> Figure:

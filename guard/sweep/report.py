@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from guard.errors import SweepError
 from guard.estimate.shapes import Figure
-from guard.sweep.analysis import DEPARTURE_GAIN, Curve
+from guard.sweep.analysis import DEPARTURE_GAIN, Curve, three_digits
 
 HTML: Final = "report.html"
 JSON: Final = "report.json"
@@ -101,7 +101,8 @@ def _curve(curve: Curve) -> str:
         )  # fmt: skip
         rows.append(
             [
-                (f"{tier.added * 1e3:g} ms", ""), (f"{tier.rtt * 1e3:.3g} ms", ""), (_time(tier.remote), pays),
+                (f"{tier.added * 1e3:g} ms", ""), (f"{three_digits(tier.rtt * 1e3)} ms", ""),
+                (_time(tier.remote), pays),
                 (_time(tier.recompute), ""), (_time(tier.local), ""), (str(tier.remote.n), ""), (str(tier.strays), ""),
             ]
         )  # fmt: skip
@@ -139,7 +140,11 @@ def _plot(curve: Curve) -> str:
             if figure.value is None:
                 continue
             axes.axvline(
-                figure.value * 1e3, color="#555", ls=style, lw=1, label=f"{name} at {figure.value * 1e3:.3g} ms"
+                figure.value * 1e3,
+                color="#555",
+                ls=style,
+                lw=1,
+                label=f"{name} at {three_digits(figure.value * 1e3)} ms",
             )
             axes.axvspan((figure.low or 0.0) * 1e3, (figure.high or max(rtts) / 1e3) * 1e3, color="#555", alpha=0.08)
         axes.set(xlabel="RTT to the store, ms", ylabel="TTFT, ms", title=f"concurrency {curve.concurrency}")
@@ -155,10 +160,10 @@ def _plot(curve: Curve) -> str:
 def _time(figure: Figure) -> str:
     if figure.value is None:
         return figure.reason or "-"
-    text = f"{figure.value * 1e3:.4g}"
+    text = three_digits(figure.value * 1e3)
     if figure.low is not None or figure.high is not None:
-        low = "" if figure.low is None else f"{figure.low * 1e3:.4g}"
-        high = "beyond" if figure.high is None else f"{figure.high * 1e3:.4g}"
+        low = "" if figure.low is None else three_digits(figure.low * 1e3)
+        high = "beyond" if figure.high is None else three_digits(figure.high * 1e3)
         text += f" [{low}, {high}]"
     return text + " ms"
 

@@ -5,6 +5,7 @@ import pytest
 
 from guard.errors import ConfigError, SweepError
 from guard.sweep import analysis, report
+from guard.sweep.analysis import three_digits
 from guard.sweep.plan import Plan, parse_rtt
 from guard.sweep.results import CELLS, Results, load
 from guard.sweep.runner import Sweep
@@ -172,3 +173,9 @@ def test_remote_and_recompute_stand_side_by_side_in_random_order():
         assert {first.road, second.road} == {"remote", "recompute"}
     assert 10 < firsts.count("remote") < 30
     assert cells == list(plan(local=False, repeats=4).cells())
+
+
+def test_large_figures_are_written_in_full() -> None:
+    values = (2281.3, 12_345.0, 47.31, 0.60214, 0.0)
+
+    assert [three_digits(value) for value in values] == ["2,280", "12,300", "47.3", "0.602", "0"]
