@@ -22,7 +22,7 @@ from urllib.parse import quote, urlencode
 from guard import __version__, semconv
 from guard.errors import WireError
 from guard.hook.config import HookConfig
-from guard.hook.failsafe import Failsafe
+from guard.hook.failsafe import Failsafe, logger
 from guard.hook.transport import Backoff, Complaints, HttpTransport, Reply, Transport, Worker, described
 from guard.wire import Directive, DirectiveSet
 
@@ -175,7 +175,8 @@ class Directives:
                 self._transport.send(
                     "DELETE", self._engine_path, headers={}, body=None, timeout=GOODBYE_SECONDS, limit=BODY_LIMIT
                 )
-            except OSError:
+            except Exception as error:  # noqa: BLE001  what nobody waits for must not end the thread with a traceback
+                logger.debug("kvguard: no goodbye: %r", error)
                 continue
             return
 

@@ -1,5 +1,7 @@
 """Polls over HTTP: what is asked, acknowledged and refused, failover, stop and goodbye."""
 
+import http.client
+import logging
 import threading
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -7,9 +9,12 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from guard import __version__
+from guard.hook import directives as polls
 from guard.hook.config import HookConfig
 from guard.hook.directives import BODY_LIMIT, Directives
-from tests.hook.polling import BACKEND, ENGINE, answer, directive
+from guard.hook.failsafe import LOGGER_NAME
+from guard.hook.transport import Reply
+from tests.hook.polling import BACKEND, ENGINE, Service, answer, directive
 
 
 def test_the_question_names_engine_backends_model_and_versions(service: Any):
@@ -133,8 +138,9 @@ def test_stop_ends_a_poll_that_the_service_holds(service: Any, caplog: pytest.Lo
 
 @pytest.mark.parametrize(("leaving", "told"), [(True, ["DELETE"]), (False, [])])
 def test_an_engine_that_ends_says_goodbye_a_poller_that_is_replaced_does_not(
-    service: Any, leaving: bool, told: list[str]
+    service: Any, leaving: bool, told: list[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(polls, "GOODBYE_SECONDS", 10.0)  # a busy machine may need longer than an engine's end waits
     held, release = threading.Event(), threading.Event()
 
     def reply(request: Any) -> tuple[int, dict[str, str], bytes]:
@@ -148,7 +154,7 @@ def test_an_engine_that_ends_says_goodbye_a_poller_that_is_replaced_does_not(
     directives = Directives(HookConfig(endpoints=(service.url,)), "[::1]:8000 x/1", [BACKEND], "model")
     directives.start()
     assert held.wait(10)
-    directives.stop(10.0, leaving=leaving)
+    directives.stop(30.0, leaving=leaving)
     release.set()
     byes = [seen for seen in service.seen if seen.method != "GET"]
     assert [seen.method for seen in byes] == told
@@ -161,3 +167,35 @@ def test_a_goodbye_that_nobody_hears_holds_nobody_up(caplog: pytest.LogCaptureFi
     directives.stop(10.0, leaving=True)
     assert "kvguard-directives" not in [thread.name for thread in threading.enumerate()]
     assert all("no directives" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize("error", [http.client.CannotSendRequest("Request-sent"), RuntimeError("reader went away")])
+def test_a_goodbye_that_fails_in_whatever_way_is_no_news(error: Exception, caplog: pytest.LogCaptureFixture):
+    transport = Goodbyes(error)
+    directives = Directives(HookConfig(endpoints=("http://unused",)), ENGINE, [BACKEND], "model", transport=transport)
+    with caplog.at_level(logging.DEBUG, LOGGER_NAME):
+        directives.start()
+        directives.stop(10.0, leaving=True)
+    assert transport.methods[-2:] == ["DELETE", "DELETE"]
+    assert transport.closed
+    byes = [record for record in caplog.records if "goodbye" in record.message]
+    assert [(record.levelno, repr(error) in record.message) for record in byes] == [(logging.DEBUG, True)] * 2
+
+
+class Goodbyes(Service):
+    """Answers every poll and fails every goodbye."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+        self.methods: list[str] = []
+        self.closed = False
+
+    def send(self, method: str, *_: Any, **__: Any) -> Reply:
+        self.methods.append(method)
+        if method == "DELETE":
+            raise self.error
+        return answer(directive("off"))
+
+    def close(self) -> None:
+        self.closed = True
