@@ -22,7 +22,17 @@ from guard import semconv
 from guard.errors import WireError
 from guard.ingest import fields
 from guard.ingest.batch import Batch
-from guard.ingest.fields import KINDS, MAX_FREE_ATTRIBUTES, MAX_SECONDS, MAX_TEXT, check
+from guard.ingest.fields import (
+    COUNT,
+    FLAG,
+    KINDS,
+    MAX_COUNT,
+    MAX_FREE_ATTRIBUTES,
+    MAX_SECONDS,
+    MAX_TEXT,
+    TEXT,
+    check,
+)
 from guard.ingest.memory import Memory
 from guard.wire import AttributeValue, Span
 
@@ -76,8 +86,10 @@ _double: Final = Struct("<d").unpack_from
 _SECONDS: Final = {
     b"\x0a%c%b\x12\x09\x21" % (len(key), key.encode()): key for key, kind in KINDS.items() if kind == fields.SECONDS
 }
-_MAX_SECONDS_KEYS: Final = len(_SECONDS) + 256  # also holds keys of others' doubles, as "": read, then dropped
-_PREFIXES: Final = {b"\x0a%c%b" % (len(key), key.encode()): (key, kind) for key, kind in KINDS.items()}
+_MAX_SECONDS_KEYS: Final = len(_SECONDS) + 256  # also holds keys of others' doubles, as "": not read
+_PREFIXES: Final = {
+    b"\x0a%c%b" % (len(key), key.encode()): (key, kind, key in fields.REPEATING) for key, kind in KINDS.items()
+}
 _MP: Final = semconv.LMCACHE_SPAN_PREFIX.encode()
 _NO_TRACE, _NO_SPAN = bytes(16), bytes(8)
 
@@ -168,20 +180,17 @@ def _pairs_of(raw: bytes) -> tuple[Attributes, bool] | None:
     """A span's attributes, and whether it says error; None where not all is plain and right."""
     view = _SPAN.FromString(raw)
     attributes: Attributes = {}
-    recall, seconds = _pairs.get, _SECONDS.get
+    recall, seconds, double = _pairs.get, _SECONDS.get, _double
     for pair in view.attributes[:]:
         known = recall(pair)
         if known is not None:
             attributes[known[0]] = known[1]
-            continue
-        key = seconds(pair[:-8])
-        if key is None:
-            if not _other(pair, attributes):
+        elif key := seconds(pair[:-8]):
+            number = attributes[key] = double(pair, len(pair) - 8)[0]
+            if not 0.0 <= number <= MAX_SECONDS:
                 return None
-        else:
-            number = attributes[key] = _double(pair, len(pair) - 8)[0]
-            if not 0.0 <= number <= MAX_SECONDS and key:
-                return None
+        elif key is None and not _other(pair, attributes):
+            return None
     attributes.pop("", None)
     status = view.status
     return attributes, bool(status) and _is_error(status[-1])
@@ -199,29 +208,38 @@ def _other(pair: bytes, attributes: Attributes) -> bool:
         elif len(pair) <= mark + 4:
             _pairs.keep(pair, ("", 0))
         return True
-    key, kind = found
+    key, kind, repeats = found
     size = len(pair)
     if size < mark + 4 or pair[mark] != 0x12 or mark + 2 + pair[mark + 1] != size:
         return False
     tag = pair[mark + 2]
     value: AttributeValue
-    if tag == 0x18 and kind == fields.COUNT:
-        value = shift = 0
-        for byte in pair[mark + 3 :]:
-            value |= (byte & 127) << shift
-            shift += 7
-        if shift > 56 or pair[-1] > 127 or value > fields.MAX_COUNT:
+    if tag == 0x18 and kind == COUNT:
+        value = _varint(pair[mark + 3 :])
+        if not 0 <= value <= MAX_COUNT:
             return False
-    elif tag == 0x0A and kind == fields.TEXT and mark + 4 + pair[mark + 3] == size:
-        value = pair[mark + 4 :].decode(errors="replace")
-    elif tag == 0x10 and kind == fields.FLAG and size == mark + 4 and pair[-1] < 2:
+    elif tag == 0x0A and kind == TEXT and mark + 4 + pair[mark + 3] == size:
+        value = pair[mark + 4 :].decode("utf-8", "replace")
+    elif tag == 0x10 and kind == FLAG and size == mark + 4 and pair[-1] < 2:
         value = pair[-1] == 1
     else:
         return False
     attributes[key] = value
-    if key in fields.REPEATING:
+    if repeats:
         _pairs.keep(pair, (key, value))
     return True
+
+
+def _varint(encoded: bytes) -> int:
+    """The number; -1 where it is more than 8 bytes long, or not one number."""
+    value = encoded[-1]
+    if value > 127 or len(encoded) > 8:
+        return -1
+    for byte in encoded[-2::-1]:
+        if byte < 128:
+            return -1
+        value = value << 7 | byte & 127
+    return value
 
 
 def _is_error(status: bytes) -> bool:

@@ -92,6 +92,17 @@ def test_other_forms_are_left_to_the_generated_classes(body, change):
     assert not fast(span.SerializeToString())[0]
 
 
+@pytest.mark.parametrize("number", [b"\x05\x06", b"\x85", b"\x85\x06\x07", b"\xff" * 9 + b"\x01"])
+def test_what_is_not_one_number_is_none(body, number):
+    """A varint that ends before its field does, or not at all, or is longer than any count."""
+    value = b"\x18" + number
+    pair = b"\x0a%c%b\x12%c%b" % (len(s.POLLS), s.POLLS.encode(), len(value), value)
+    raw = body.span(s.SPAN_LOOKUP).SerializeToString() + b"\x4a%c%b" % (len(pair), pair)
+    for _ in range(2):
+        assert fast(raw)[:2] == (False, [])
+    assert slow(raw)[1].rejected == 1
+
+
 def test_numbers_of_others_are_skipped_whatever_they_are(body):
     for number in (-5.0, float("nan"), float("inf"), 1e300):
         body.span(s.SPAN_DECODE, {"other": number, s.TPOT: 0.5, "count": -7})
