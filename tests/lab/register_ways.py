@@ -1,7 +1,7 @@
 """Breaks `register()` in one way after another and reports, as JSON, what vLLM's plugin loader and factory then do.
 
 Runs in vLLM's own environment, where the wheel is installed; each way in a fork of its own, so that vLLM is imported
-once. Not a test: tests/lab/test_chaos.py runs it and judges.
+once. Not a test: tests/lab/test_registration.py runs it and judges.
 """
 
 import importlib.abc

@@ -11,17 +11,13 @@ refuses some. What it refuses ends as recomputing does, what it admits as withou
 
 import contextlib
 import http.client
-import json
 import os
-import shutil
 import signal
-import subprocess
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,12 +28,12 @@ import pytest
 from guard import semconv
 from lab.client import Completion, prompt
 from lab.config import StackConfig
-from lab.env import ROOT, LabEnv
+from lab.env import LabEnv
 from lab.errors import LabError
 from lab.pair import Pair, interval, pair
 from lab.processes import wait_until
 from lab.stack import Stack
-from tests.lab.misbehaving import Misbehaving, garbage, newer
+from tests.lab.service_faults import FAULTS, killed, polled
 
 pytestmark = pytest.mark.lab
 CHUNK = 256
@@ -176,91 +172,6 @@ def counter(stack: Stack, name: str) -> int:
     return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith((name + "{", name + " ")))
 
 
-def polled(stack: Stack) -> None:
-    """Waits until the hook has polled the service that runs now."""
-
-    def row() -> bool:
-        try:
-            engines = stack.service.get("/v1/offload")["engines"]
-        except (LabError, OSError):
-            return False
-        return bool(engines) and engines[0]["acknowledged"] and not engines[0]["silent"]
-
-    wait_until(row, 30, "the hook to come back to the service")
-
-
-# -- Faults of the service ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def killed(stack: Stack) -> Iterator[None]:
-    stack.service_process.signal(signal.SIGKILL)
-    try:
-        yield
-    finally:
-        stack.service_process.stop()
-        stack.service_process.start()
-
-
-@contextmanager
-def stopped(stack: Stack) -> Iterator[None]:
-    stack.service_process.signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        stack.service_process.signal(signal.SIGCONT)
-
-
-@contextmanager
-def replaced(answers: Callable[[int, str, str], bytes], stack: Stack) -> Iterator[None]:
-    """Another program answers in the service's place; both kinds of question must have reached it."""
-    port = int(stack.service.url.rpartition(":")[2])
-    stack.service_process.stop()
-    try:
-        with Misbehaving(port, answers) as fake:
-            yield
-            wait_until(lambda: fake.asked["GET"] > 2 and fake.asked["POST"] > 0, 15, "the hook to ask the stand-in")
-    finally:
-        stack.service_process.start()
-
-
-@contextmanager
-def disk_full(stack: Stack) -> Iterator[None]:
-    """The service's state lies on a file system without a free byte: switches fail and say so, all else goes on."""
-    state = stack.run_dir / "state"
-    stack.service_process.stop()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "kvlab", state], check=True, capture_output=True)
-    try:
-        stack.service_process.start()
-        polled(stack)
-        filler = state / "filler"
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while file.write(b"x" * 4096):
-                pass
-        status, problem = stack.service.call("PUT", "/v1/offload/fleet", {"mode": "off"})
-        assert (status, problem["status"]) == (507, 507), problem
-        yield
-        polled(stack)
-        assert stack.service.get("/v1/offload")["overrides"] == []
-        filler.unlink()
-        stack.service.switch("on", wait=10)
-        stack.service.clear()
-    finally:
-        stack.service_process.stop()
-        subprocess.run(["umount", state], check=True)
-        stack.service_process.start()
-
-
-FAULTS: dict[str, Callable[[Stack], AbstractContextManager[None]]] = {
-    "nothing": lambda _: contextlib.nullcontext(),
-    "killed": killed,
-    "stopped": stopped,
-    "garbage": partial(replaced, garbage),
-    "newer-schema": partial(replaced, newer),
-    "disk-full": disk_full,
-}
-
-
 @pytest.fixture(scope="module")
 def engines(stacks, lab_env: LabEnv) -> Iterator[Prepared]:
     """Both engines, the prompts of `HITS` in the store and nowhere else."""
@@ -277,6 +188,8 @@ def stored(stack: Stack) -> dict[int, Outcome]:
     stack.drain()
     return ended
 
+
+# -- Faults of the service ---------------------------------------------------------------------------------------------
 
 CASES = [(fault, mode) for mode in MODES for fault in FAULTS] + ([] if LONG else [("killed", "auto")])
 
@@ -410,47 +323,3 @@ def running_requests(stack: Stack) -> int:
         if line.startswith("vllm:num_requests_running"):
             return int(float(line.rpartition(" ")[2]))
     return 0
-
-
-# -- Registration ------------------------------------------------------------------------------------------------------
-
-HOOK_ON = {"nothing", "files_and_numbers_cannot_be_read"}
-
-
-def test_registration_fails_in_many_ways_and_vllm_keeps_its_class(
-    lab_env: LabEnv, figure: Callable[[str], None]
-) -> None:
-    script = Path(__file__).with_name("register_ways.py")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("KVGUARD_", "PYTHON"))}
-    done = subprocess.run(
-        [lab_env.python, script],
-        env=environment | {"KVGUARD_ENDPOINT": "http://127.0.0.1:9"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    found = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("WAY ")]
-    figure(f"{len(found) - 2} ways to break register(): {[way['way'] for way in found[2:]]}")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(found) >= 12
-    for way in found:
-        expected = {"exit": 0, "raised": None, "class": "ExampleConnector", "guarded": way["way"] in HOOK_ON}
-        assert way == {"way": way["way"], **expected}
-
-
-def test_vllm_serves_with_a_hook_that_cannot_register(stacks, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "guard", tmp_path / "guard", ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "guard/hook/connector.py").write_text("raise RuntimeError('broken on purpose')\n")
-    config = StackConfig(connector="example", injector="none", service=False, hook_env={"PYTHONPATH": str(tmp_path)})
-    stack = stacks.get(config)
-    text = prompt(700, 8501)
-    miss = stack.client.complete(text)
-    stack.client.reset_prefix_cache()
-    hit = stack.client.complete(text)
-    log = stack.vllm.log.read_text()
-    stacks.stop()
-    assert miss.tokens == hit.tokens
-    assert (miss.cached, hit.cached) == (0, 640)
-    assert "kvguard: the hook is off: RuntimeError: broken on purpose" in log
-    assert ": guards ExampleConnector" not in log
