@@ -213,15 +213,19 @@ class Controlling:
         return {"at": round(self._clock.wall(), 1), "units": units, "pools": pools}
 
     def _alone(self, key: Key, model: str, pooled: Pooled, now: float) -> bool:
-        """As `_one`; what fails for one engine costs nobody else their turn, and that engine starts afresh."""
+        """As `_one`; what fails for one engine costs nobody else their turn, and that engine starts afresh.
+
+        It is then asked what a new one is, so the first failure in a row is a change.
+        """
         try:
             changed = self._one(key, model, pooled, now)
         except Exception:  # the outermost frame of one engine's controller
-            if key not in self._failed:
+            first = key not in self._failed
+            if first:
                 log.exception("controller_failed", engine_id=key[0], backend=key[1])
             self._failed.add(key)
             self.units.pop(key, None)
-            return False
+            return first
         self._failed.discard(key)
         return changed
 

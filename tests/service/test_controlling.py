@@ -351,3 +351,22 @@ def test_what_fails_for_one_engine_costs_nobody_else_their_turn() -> None:
     bench.run(2)
     assert bench.made.units["e1", "b"].decided > before
     assert bench.plan("e0").state == "open"  # afresh
+
+
+def test_an_engine_whose_controller_fails_does_not_keep_its_last_directive() -> None:
+    bench = Bench(engines=2)
+    bench.run(1)
+    stopped = bench.made.units["e0", "b"]
+    stopped.state = replace(stopped.state, name="bypass", since=bench.now, reason="failures", backoff=60.0)
+    bench.run(1)
+    assert bench.plan("e0").state == "bypass"
+    bench.rtt = "?"  # type: ignore[assignment]  # it fails again and again, as a bug would
+    bench.made.units["e1", "b"].decided = float("inf")
+    bench.made.units["e1", "b"].link = bench.rtt, True  # type: ignore[assignment]  # and has nothing to do for the other
+    bench.now += 0.25
+    assert bench.made.step(bench.engines) == {"e0"}
+    assert bench.made.asked("e0", "b").state == "open"
+    assert bench.made.step(bench.engines) == set()  # the same is asked of it still
+    bench.rtt = 1e-4
+    assert "e0" in bench.made.step(bench.engines)
+    assert bench.plan("e0").state == "open"
