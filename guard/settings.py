@@ -5,6 +5,7 @@ Service of that name. SIGHUP reloads the content of `tokens_file`; everything el
 """
 
 import os
+import re
 import ssl
 import tomllib
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ ENV_PREFIX: Final = "KVGUARD_SERVE_"
 
 Source = Literal["default", "file", "environment", "flag"]
 _MIB: Final = 1 << 20
+_HOST_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
@@ -51,7 +53,7 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line logged.")
     tokens_file: Path | None = Field(None, description="Bearer tokens, a line each: NAME SCOPE[,SCOPE] TOKEN.")
     allowed_hosts: tuple[str, ...] = Field(
-        (), description="Names, beside loopback, under which it may be called without tokens (a tunnel, a local proxy)."
+        (), description="Names, beside loopback, under which it may be called without tokens (a tunnel); no ports."
     )
     tls_cert_file: Path | None = Field(None, description="PEM certificate chain; with it the service speaks https.")
     tls_key_file: Path | None = Field(None, description="PEM private key of tls_cert_file.")
@@ -103,6 +105,14 @@ class Settings(BaseSettings):
     def _is_named(cls, value: object) -> object:
         if value == "":  # as a path that would be the working directory, which nobody asked for
             raise ValueError("names no directory")
+        return value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_host_names(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not _is_host_name(name):
+                raise ValueError(f"{name!r} would match no request: {_written_right(name)}")
         return value
 
     @field_validator("objectives")
@@ -199,6 +209,31 @@ def is_loopback(host: str) -> bool:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def _is_host_name(name: str) -> bool:
+    """Whether a request's `Host`, without its port and brackets, can be `name`."""
+    try:
+        return str(ip_address(name)) == name.lower()
+    except ValueError:
+        return _HOST_NAME.fullmatch(name) is not None
+
+
+def _written_right(entry: str) -> str:
+    """What to write in the place of an entry that is no host name."""
+    if "*" in entry:
+        return "there are no patterns, so name each host"
+    try:
+        name = str(ip_address(entry.strip("[] ")))
+    except ValueError:
+        try:
+            name = urlsplit(entry if "//" in entry else f"//{entry}").hostname or ""
+            name = name.strip(" .").encode("idna").decode()  # as browsers send it
+        except ValueError:
+            name = ""
+    if not _is_host_name(name):
+        return "write a name such as 'kvguard.internal', or an address"
+    return f"write {name!r}, which holds for every port"
 
 
 def _read_environment() -> dict[str, Any]:

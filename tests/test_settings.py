@@ -77,6 +77,42 @@ def test_errors_name_the_key_and_the_place(tmp_path: Path, content: str, key: st
     assert caught.value.key == key
 
 
+@pytest.mark.parametrize(
+    ("entry", "instead"),
+    [
+        ("name:8420", "write 'name', which holds for every port"),
+        ("https://Name.example/v1", "write 'name.example'"),
+        ("name.example.", "write 'name.example'"),
+        (" name ", "write 'name'"),
+        ("[fd00::1]", "write 'fd00::1'"),
+        ("[fd00::1]:8420", "write 'fd00::1'"),
+        ("fd00:0:0::1", "write 'fd00::1'"),
+        ("bücher.example", "write 'xn--bcher-kva.example'"),
+        ("*", "no patterns, so name each host"),
+        ("*.example", "no patterns, so name each host"),
+        ("", "write a name such as 'kvguard.internal'"),
+        (".", "write a name such as"),
+        ("[", "write a name such as"),
+        ("a..b", "write a name such as"),
+    ],
+)
+def test_a_host_that_no_request_can_name_stops_the_start_and_says_what_to_write(
+    entry: str, instead: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "kvguard.toml"
+    path.write_text(f'allowed_hosts = ["kvguard.internal", "{entry}"]', "utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load({}, path)
+    assert caught.value.key == "allowed_hosts"
+    assert f"{entry!r} would match no request: " in str(caught.value)
+    assert instead in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["kvguard", "KVguard.internal", "kv_guard-1", "10.0.0.7", "fd00::1", "FD00::1"])
+def test_a_host_that_a_request_can_name_is_taken(name: str) -> None:
+    assert load({"allowed_hosts": (name,)}).settings.allowed_hosts == (name,)
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         load({}, tmp_path / "none.toml")
