@@ -4,9 +4,10 @@ Two budgets, of which the smaller holds:
 
 - **Slow start.** While the link has not shown how much it carries, only so many reads may be in flight over all engines
   as would still pay if they ran at once (`headroom`), and one more for every read that paid since; when `PROVED` per
-  engine did, the link is known and this budget is gone. A read that was slow and did not pay halves what was gained,
-  and so does every `IDLE_SECONDS` without a read; half of it is left when most engines had to stop. So a first burst of
-  many engines, of which each sees its own reads only, is bounded without a word from anybody.
+  engine did, the link is known and this budget is gone. When all reads of a step were slow and did not pay, what was
+  gained is halved; when a part of them was, by that part of it, so that the same share of losses weighs the same on a
+  large fleet. Every `IDLE_SECONDS` without a read halve it, too; half of it is left when most engines had to stop. So a
+  first burst of many engines, of which each sees its own reads only, is bounded without a word from anybody.
 - **Limit.** What slows every engine is the link and shrinks the budget; what slows one engine is that engine's own (its
   state is its own, too). So it goes by the median over engines, and acts only where several of them read. It leaves
   each engine one read, and all together as many as still pay.
@@ -119,7 +120,8 @@ def shared(
 def _slow_start(pool: Pool, members: Mapping[str, Member], now: float) -> Pool:
     paid, lost = (sum(getattr(each, name) for each in members.values()) for name in ("paid", "lost"))
     most = PROVED * len(members)
-    gained = min(pool.paid / 2.0 if lost else pool.paid + paid, 2.0 * most)
+    share = lost / (lost + paid) if lost else 0.0
+    gained = min((pool.paid + paid) * (1.0 - 0.5 * share), 2.0 * most)
     read_at = now if paid or lost or pool.read_at is None else pool.read_at
     if 2 * sum(each.stopped for each in members.values()) > len(members):
         gained = min(gained, most / 2.0)

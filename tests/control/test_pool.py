@@ -80,6 +80,32 @@ def test_reads_that_pay_open_the_link_and_slow_ones_that_do_not_close_it() -> No
         assert pool.paid == left * PROVED * 16.0
 
 
+def permitted(engines: int, lost: float) -> int:
+    """Engines that may read after a minute of four steps a second, in which each with a permit reads once a second."""
+    waiting = {f"e{number}": Member(wants=True) for number in range(engines)}
+    pool, parts = shared(Pool(), waiting, 4.0, 0.0)
+    due = 0.0
+    for tick in range(1, 240):
+        members = dict(waiting)
+        for number in range(tick % 4, engines, 4):
+            if not parts.get(f"e{number}", 1):
+                continue
+            due += lost
+            bad, due = int(due >= 1.0), due % 1.0
+            members[f"e{number}"] = Member(wants=True, inflight=1, time=1.0, paid=1 - bad, lost=bad)
+        pool, parts = shared(pool, members, 4.0, tick / 4.0)
+    return sum(part > 0 for part in parts.values()) if parts else engines
+
+
+@pytest.mark.parametrize("engines", [16, 200, 1000])
+def test_a_few_losses_throttle_a_large_fleet_no_more_than_a_small_one(engines: int) -> None:
+    assert permitted(engines, 0.01) == engines
+
+
+def test_a_fleet_whose_reads_do_not_pay_is_held_back() -> None:
+    assert permitted(200, 0.9) < 20
+
+
 def test_what_an_engine_tells_of_its_reads() -> None:
     good, slow_but_pays, loses = 0.05, 0.2, 0.9
     told = member([read(good), read(slow_but_pays), read(loses), read(9.0, ok=False)], COSTS, 3, wants=True)
