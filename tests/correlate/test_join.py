@@ -317,6 +317,27 @@ def test_memory_is_bounded(spans):
     conserved(joiner)
 
 
+@pytest.mark.parametrize("fetch_first", [True, False])
+def test_reads_of_one_body_count_once_and_only_up_to_the_bound(spans, fetch_first):
+    """They are taken many at a time; a body that holds one twice, or more than a request may have, loses no others."""
+    root, fetch = spans.request(), spans.span(s.SPAN_FETCH, **{s.ATTEMPT: 1, s.BYTES: 5})
+    fetch.parent_id = root.span_id
+    reads = [spans.span(s.SPAN_READ, fetch.span_id, seconds=0.001, **{s.BYTES: 10 + index}) for index in range(9)]
+    joiner = Joiner(max_spans_per_request=8)
+    bodies = [[*reads[:4], reads[0]], [reads[3], *reads[4:]]]
+    for body in [[fetch], *bodies, [root]] if fetch_first else [*bodies, [fetch, root]]:
+        joiner.add(RESOURCE, body, 0)
+    joiner.advance(0)
+    (record,) = joiner.advance(20 * SECOND)
+    kept = 7  # the fetch is one of the eight
+    assert record.fetches[0].reads == kept
+    assert record.fetches[0].read_bytes == sum(range(10, 10 + kept))
+    assert record.fetches[0].read_seconds == pytest.approx(kept * 0.001)
+    assert joiner.counts.duplicates == 2
+    assert joiner.counts.overflow == {"kv.read": 2}
+    conserved(joiner)
+
+
 def test_unknown_spans_are_ignored(spans):
     records, joiner = join([spans.span("GET /cart")])
     assert records == []
