@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, Self
 
 _PR_SET_TIMERSLACK: Final = 29
-_CHUNK: Final = 1 << 18
+CHUNK: Final = 1 << 18
+"""Most bytes taken at once."""
+
 _CONNECT_SECONDS: Final = 5.0
 
 HELD_BYTES: Final = 64 << 20
@@ -135,6 +137,6 @@ class DelayProxy:
 
 def _receive(sock: socket.socket) -> bytes:
     try:
-        return sock.recv(_CHUNK)
+        return sock.recv(CHUNK)
     except OSError:
         return b""

@@ -5,13 +5,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import pytest
 
 from guard.errors import ConfigError, SweepError
 from guard.sweep import injector
-from guard.sweep.proxy import DelayProxy
+from guard.sweep.proxy import CHUNK, DelayProxy, Pipe
 
 
 @pytest.fixture
@@ -48,6 +50,13 @@ def trip(sock: socket.socket, data: bytes = b"x") -> float:
     return time.monotonic() - began
 
 
+def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_proxy_adds_a_round_trip_and_takes_it_away(echo):
     with DelayProxy(("127.0.0.1", 0), echo) as proxy, socket.create_connection(("127.0.0.1", proxy.port)) as sock:
         near = min(trip(sock) for _ in range(5))
@@ -74,9 +83,19 @@ def test_proxy_delays_overlap(echo):
         assert got == b"".join(bytes([number]) * 100 for number in range(10))
 
 
-def test_proxy_holds_no_more_than_it_may_and_loses_nothing():
-    content = os.urandom(32 << 20)
+def test_proxy_holds_no_more_than_it_may_and_loses_nothing(monkeypatch: pytest.MonkeyPatch):
+    content, most, buffer = os.urandom(16 << 20), 1 << 20, 1 << 17
+    pipes: list[Pipe] = []
     taken = 0
+
+    def kept(*args: Any, **more: Any) -> Pipe:
+        pipes.append(Pipe(*args, **more))
+        return pipes[-1]
+
+    def small(*socks: socket.socket) -> None:  # what is accepted inherits its listener's; set, they do not grow
+        for sock in socks:
+            for which in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                sock.setsockopt(socket.SOL_SOCKET, which, buffer)
 
     def send(sock: socket.socket) -> None:
         nonlocal taken
@@ -85,20 +104,24 @@ def test_proxy_holds_no_more_than_it_may_and_loses_nothing():
                 sock.sendall(content[at : at + (1 << 16)])
                 taken = at + (1 << 16)
 
+    monkeypatch.setattr("guard.sweep.proxy.Pipe", kept)
     with (
         socket.create_server(("127.0.0.1", 0)) as store,
-        DelayProxy(("127.0.0.1", 0), store.getsockname(), most=1 << 20) as proxy,
+        DelayProxy(("127.0.0.1", 0), store.getsockname(), most=most) as proxy,
     ):
         proxy.rtt_seconds = 0.001
-        sender = threading.Thread(target=send, args=(socket.create_connection(("127.0.0.1", proxy.port)),))
-        sender.start()
+        small(store, proxy._listener)
+        client = socket.create_connection(("127.0.0.1", proxy.port))
         with store.accept()[0] as reader:
             reader.settimeout(30)
-            before = -1
-            while before != taken:  # until nothing more is taken off the sender while nobody reads
-                before = taken
-                time.sleep(0.5)
-            assert taken < 24 << 20  # what two pairs of socket buffers hold at the most, and the 1 MiB
+            until(lambda: len(pipes) == 2)
+            small(client, *proxy._open)
+            sender = threading.Thread(target=send, args=(client,))
+            sender.start()
+            until(lambda: pipes[0]._held >= most)  # full, while nobody reads
+            sender.join(1.0)  # which a proxy that goes on taking would end
+            assert most <= pipes[0]._held < most + CHUNK
+            assert most <= taken + (1 << 16) < most + 2 * CHUNK + 4 * 2 * buffer + (2 << 16)  # Linux doubles buffers
             got = bytearray()
             while data := reader.recv(1 << 20):
                 got += data
