@@ -257,18 +257,20 @@ def _while_half_open(
     state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None, idle: Costs | None
 ) -> State:
     if state.reason != HEALED and _fallen(state, evidence, tuning):
-        state = replace(state, since=now, reason=HEALED, goods=0)  # tries under way are of the link that was
-    elif evidence.peers_healed > state.since:
-        state = replace(state, reason=HEALED)
+        state = replace(state, since=now, reason=HEALED, goods=0, lost=0.0)  # tries under way are of the link that was
+    elif state.reason != HEALED and evidence.peers_healed > state.since:
+        state = replace(state, reason=HEALED, lost=0.0)
     elif state.reason == TRY and any(_released(read, state) for read in evidence.reads):
-        state = replace(state, reason=PROGRESS)
+        state = replace(state, reason=PROGRESS, lost=0.0)
     tried = [read for read in evidence.reads if read.tagged and read.at - read.seconds >= state.since]
-    lost, goods = 0.0, state.goods
+    lost, wasted, goods = 0.0, 0.0, state.goods
     for read in tried:
         saved = saved_seconds(read, costs)
         if read.ok and read.least <= saved:
             goods += 1
-        elif not _as_projected(read, evidence, idle, tuning):  # one of few tokens may not pay on the best of links
+        elif _as_projected(read, evidence, idle, tuning):  # one of few tokens may not pay on the best of links
+            wasted = max(wasted, read.seconds - saved)
+        else:
             lost = max(lost, read.least - saved if read.ok else read.seconds)
     age = evidence.oldest_age
     if not lost and age > 0.0 and not any(read.at >= state.since for read in state.reads):
@@ -284,6 +286,9 @@ def _while_half_open(
         # What was seen before the link healed is no evidence any more.
         fresh = tuple(read for read in state.reads if read.at - read.seconds >= state.since)
         return _moved(replace(state, reads=fresh, failures=(), fresh=state.since), OPEN, HEALED, now, tuning)
+    if wasted:  # no news, but not for nothing: the next try waits as after a bad one
+        state = replace(state, lost=max(state.lost, wasted))
+        state = replace(state, backoff=_longer(state, tuning))
     return state if goods == state.goods else replace(state, goods=goods)
 
 
@@ -301,12 +306,10 @@ def _as_projected(read: Read, evidence: Evidence, idle: Costs | None, tuning: Tu
 
 
 def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning, rtt: float | None = None) -> State:
-    """Another state. Backoff doubles with every try that failed, up to what its loss costs of the budget."""
+    """Another state."""
     backoff = state.backoff
     if name == BYPASS:
-        allowed = state.lost / (tuning.lost_seconds_per_minute / 60.0)
-        longest = min(max(allowed, 2.0 * tuning.backoff), tuning.backoff_limit)
-        backoff = min(max(2.0 * backoff, tuning.backoff), longest) if state.name == HALF_OPEN else tuning.backoff
+        backoff = _longer(state, tuning) if state.name == HALF_OPEN else tuning.backoff
         if state.lost >= tuning.stuck:
             backoff = tuning.stuck_backoff
     return replace(
@@ -314,6 +317,13 @@ def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning, rtt
         lost=state.lost if name == BYPASS else 0.0, rtt=rtt if name == BYPASS else state.rtt,
         share=0.5 if state.name == HALF_OPEN and name == OPEN else state.share, raised=now,
     )  # fmt: skip
+
+
+def _longer(state: State, tuning: Tuning) -> float:
+    """Backoff doubles with every try that did not pay, up to what its loss costs of the budget."""
+    allowed = state.lost / (tuning.lost_seconds_per_minute / 60.0)
+    longest = min(max(allowed, 2.0 * tuning.backoff), tuning.backoff_limit)
+    return min(max(2.0 * state.backoff, tuning.backoff), longest)
 
 
 def _limited(
@@ -357,7 +367,8 @@ def _reads(
         return Reads(share=0.0)
     if state.name == HALF_OPEN:
         permitted = evidence.max_inflight != 0  # a try is a read, too: those of many engines must not be a burst
-        return Reads(share=0.0, trickle_seconds=tuning.trickle_seconds if permitted else None)
+        gap = state.backoff if state.lost > 0.0 else tuning.trickle_seconds
+        return Reads(share=0.0, trickle_seconds=gap if permitted else None)
     cap = None if state.limit is None else max(1, int(_step_down(state.limit**2) ** 0.5))
     if evidence.max_inflight is not None:
         cap = evidence.max_inflight if cap is None else min(cap, evidence.max_inflight)

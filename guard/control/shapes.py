@@ -122,8 +122,10 @@ class State:
     failures: tuple[float, ...] = ()
     pace: float = 1.0  # actual over projected, by the last reads
     goods: int = 0  # half-open: trickle reads that paid; bypass: reads that were stuck and have ended well
-    backoff: float = 0.0  # seconds in bypass before the next try
-    lost: float = 0.0  # what the last bad trickle cost its request, seconds
+    backoff: float = 0.0  # seconds before the next try in bypass; in half-open, too, after one that told nothing
+    lost: float = (
+        0.0  # what the last bad trickle cost its request, seconds; half-open: what those that told nothing did
+    )
     share: float = 1.0
     limit: float | None = None
     baseline: float | None = None

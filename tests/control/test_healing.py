@@ -91,6 +91,23 @@ def test_a_try_that_found_too_little_to_pay_is_no_evidence_unless_it_was_slow() 
     assert step(trying, 93.0, replace(little, ok=False))[0].name == BYPASS
 
 
+def test_tries_that_tell_nothing_wait_for_one_another_as_bad_ones_do() -> None:
+    """While hits stay small every try loses."""
+    state = State(name=HALF_OPEN, since=92.0, reason="try", rtt=2e-4, backoff=2.0)
+    little = replace(read(92.5, 0.013, tagged=True), loaded_tokens=100, bytes=100 * TOKEN_BYTES)
+    state, plan = step(state, 93.0)
+    gaps = [plan.reads.trickle_seconds]
+    for now in (93.25, 98.0, 103.0):
+        state, plan = step(state, now, replace(little, at=now - 0.1))
+        assert state.name == HALF_OPEN
+        gaps.append(plan.reads.trickle_seconds)
+    assert gaps == [0.5, 4.0, 4.0, 4.0]
+    assert step(state, 103.25)[1].reads.trickle_seconds == 4.0
+    assert step(state, 104.0, peers=103.5)[1].reads.trickle_seconds == 0.5  # there is news: it is asked at once
+    once, _ = step(state, 104.0, read(103.5, GOOD, tagged=True))
+    assert step(once, 108.0, read(107.5, GOOD, tagged=True))[0].name == OPEN
+
+
 def test_one_good_try_opens_once_another_engine_reads_again() -> None:
     trying = State(name=HALF_OPEN, since=92.0, reason="try", goods=1, rtt=2e-4)
     assert step(trying, 93.0)[0].name == HALF_OPEN
