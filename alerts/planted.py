@@ -117,6 +117,7 @@ class Fleet:
             count(semconv.INGEST_SPANS, name, by=0)
         count(semconv.INGEST_ORPHANS, "kv.fetch", by=0.02 * seconds)
         count(semconv.INGEST_LOST, "kv.fetch", "overflow", by=0)
+        count(semconv.ESTIMATE_LOST, by=0)
         for name, backend in self.backends.items():
             target = TARGETS[name]
             for _ in range(max(1, int(2 * seconds))):

@@ -170,10 +170,12 @@ _SELF = (
     ),
     Panel(
         title="Spans lost or without their request", unit="ops", width=8, height=7,
-        description="kvguard_ingest_lost_spans_total by cause; kvguard_ingest_orphans_total by kind.",
+        description="kvguard_ingest_lost_spans_total by cause; kvguard_ingest_orphans_total by kind;"
+        " kvguard_estimate_lost_requests_total: requests that the estimates had no room for.",
         queries=(
             Query(f"sum by (cause) (rate(kvguard_ingest_lost_spans_total{{{SERVICE}}}{_RATE}))", "lost: {{cause}}"),
             Query(f"sum by (kind) (rate(kvguard_ingest_orphans_total{{{SERVICE}}}{_RATE}))", "orphan: {{kind}}"),
+            Query(f"sum (rate(kvguard_estimate_lost_requests_total{{{SERVICE}}}{_RATE}))", "lost to estimates"),
         ),
     ),
 )  # fmt: skip

@@ -296,6 +296,10 @@ HISTORY_ROWS: Final = Metric(
     "kvguard_history_rows_total", "counter", "Requests for the history on disk, by outcome (written, lost).",
     ("outcome",),
 )  # fmt: skip
+ESTIMATE_LOST: Final = Metric(
+    "kvguard_estimate_lost_requests_total", "counter",
+    "Requests, and amended ones once more, for which the estimates had no room between two fits.",
+)  # fmt: skip
 JOIN_PENDING: Final = Metric(
     "kvguard_join_pending_requests", "gauge", "Requests that wait for more of their spans.",
 )  # fmt: skip
@@ -313,6 +317,6 @@ METRICS: Final = (
     PROBES_TOTAL, INFLECTION_RTT, VERDICT, EVENTS_TOTAL, CONTROLLER_STATE, READS_LIMIT, SLA_REQUESTS, SLA_TTFT,
     SLA_BUDGET, SLA_ATTAINABLE, DECISIONS_TOTAL, OFFLOAD_MODE, DIRECTIVE_AGE, ENGINE_INFO, HOOK_RECORDS_DROPPED,
     HOOK_ERRORS_TOTAL, INGEST_SPANS, INGEST_REQUESTS, INGEST_ORPHANS, INGEST_LOST, FORWARD_SPANS, HISTORY_ROWS,
-    JOIN_PENDING, LOOP_LAST_RUN, LOOP_LAG, BUILD_INFO,
+    ESTIMATE_LOST, JOIN_PENDING, LOOP_LAST_RUN, LOOP_LAG, BUILD_INFO,
 )  # fmt: skip
 """Every metric that the service exposes, in the order of docs/metrics.md."""

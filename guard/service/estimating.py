@@ -27,7 +27,7 @@ MAX_CELLS: Final = 256
 """Most rings of samples held, 0.8 MB each when full; the one that was silent longest makes room."""
 
 MAX_NEW: Final = 65_536
-"""Most records that wait for the next fit; beyond it the oldest make room."""
+"""Most records that wait for the next fit; beyond it the oldest make room, which is counted."""
 
 _KINDS: Final = {semconv.EVENT_DEPARTURE: "departure", semconv.EVENT_BREAK_EVEN: "break_even"}
 
@@ -49,10 +49,12 @@ class Estimating:
         self.simulated: frozenset[tuple[str, str]] = frozenset()
         self.fitted: float | None = None  # Unix seconds of the last fit
         self.seconds = 0.0  # that it took
+        self.lost = 0  # records that made room before they were made into samples
 
     def add(self, record: RequestRecord) -> None:
         """Takes a joined record, or an amended one in the place of the first, for the next fit."""
         if record.backend:
+            self.lost += len(self._new) == MAX_NEW  # one too many at the most, if a fit takes them at this moment
             self._new.append(record)
 
     def cells(self) -> tuple[Cell, ...]:

@@ -117,6 +117,7 @@ class Runtime:
         self._totals(semconv.INGEST_ORPHANS, counts.orphans)
         self._totals(semconv.INGEST_LOST, counts.evicted, "evicted")
         self._totals(semconv.INGEST_LOST, counts.overflow, "overflow")
+        self.telemetry.set_total(semconv.ESTIMATE_LOST, value=self.estimating.lost)
         self.switches.expire()  # publishes when something ran out
         self.registry.publish(self.controlling.step(self.registry.asked()))
         if (kept := self.controlling.save()) is not None:

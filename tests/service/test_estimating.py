@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from guard import semconv as s
+from guard.service import estimating as fits
 from guard.service.estimating import Estimating
 from guard.wire import FetchRecord, RequestRecord
 
@@ -169,3 +170,23 @@ async def test_a_request_tells_what_the_other_road_would_have_cost(runtime, clie
     assert told["other_road"]["ttft_seconds"]["value"] == pytest.approx(0.361, rel=0.1)
     assert told["other_road"]["ttft_seconds"]["source"] == "projected"
     assert any(words.startswith("recompute would have taken") for words in told["words"])
+
+
+def test_records_that_wait_for_a_fit_are_bounded_and_what_makes_room_is_counted(events, hands, monkeypatch):
+    monkeypatch.setattr(fits, "MAX_NEW", 10)
+    estimating = Estimating(events.append, hands.clock())
+    feed(estimating, [1 * MS] * 10)
+    assert estimating.lost == 0
+    feed(estimating, [1 * MS] * 7, start=10)
+    assert estimating.lost == 7
+    assert [record.span_id for record in estimating._new] == [f"s{number}" for number in range(7, 17)]  # the newest
+    estimating.refit()
+    feed(estimating, [1 * MS] * 10, start=17)  # there is room again
+    assert estimating.lost == 7
+
+
+async def test_what_the_estimates_lost_is_a_metric(runtime, client):
+    assert "kvguard_estimate_lost_requests_total 0" in (await client.get("/metrics")).text
+    runtime.estimating.lost = 3
+    runtime.tick()
+    assert "kvguard_estimate_lost_requests_total 3" in (await client.get("/metrics")).text
