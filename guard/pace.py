@@ -118,7 +118,9 @@ class Pace:
     def end(self, key: int, now: int, *, ok: bool = True, projected: float | None = None, waited: int = 0) -> None:
         """A read ended. `projected` replaces what was said at its begin, where its size is known only now.
 
-        `waited` nanoseconds may have passed until a step of the engine saw its end: such a read was not slow for sure.
+        `waited` nanoseconds may have passed until a step of the engine saw its end: what it took lies between the time
+        without them and with them. It counts as that of these which is nearest to what is known, so where it may have
+        taken just that it is no evidence either way, unless it was in time for sure.
         """
         read = self._open.pop(key, None)
         if read is None:
@@ -134,16 +136,20 @@ class Pace:
             self.proved = max(self.proved, read.start)  # nobody says what is in time: an end is progress
             return
         took = now - read.start
-        x = math.log(max(took, 1) / 1e9 / expected)
+        x = min(max(math.log(max(took, 1) / 1e9 / expected), -_LOG_LIMIT), _LOG_LIMIT)
+        in_time = x <= max(self._noise(), _IN_TIME)
+        m = self.logarithm(now)
         if x > 0.0 and waited:
-            x = max(math.log(max(took - waited, 1) / 1e9 / expected), 0.0)
-        x = min(max(x, -_LOG_LIMIT), _LOG_LIMIT)
+            least = max(math.log(max(took - waited, 1) / 1e9 / expected), 0.0)
+            nearest = min(max(m, least), x)
+            if nearest == m and not in_time:
+                return
+            x = least if in_time else nearest
         self._size = read.size or self._size
-        if x <= max(self._noise(), _IN_TIME) or now - self._oldest(now) > _OVERTAKEN * (now - read.start):
+        if in_time or now - self._oldest(now) > _OVERTAKEN * (now - read.start):
             self.proved = max(self.proved, read.start)
         elif read.start < self.proved and now - read.start > FADE_SECONDS * 1e9:
             return  # it was stuck and is out at last: what it tells of has been seen to be over
-        m = self.logarithm(now)
         low, high = min(x, self._last), max(x, self._last, 0.0)
         m = low if low > max(m, self._noise()) else high if high < m else max(0.0, m + 0.5 * (x - m))
         self._m, self._at, self._last = m, now, x

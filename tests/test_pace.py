@@ -1,5 +1,6 @@
 """What a hook saw itself: samples in, numbers out; every alarm beside what must not raise it."""
 
+import math
 import random
 
 import pytest
@@ -109,6 +110,28 @@ def test_what_a_read_may_have_waited_for_the_engine_is_not_slow(waited: float, s
         one.begin(key, 0, 0.1, 500)
         one.end(key, 4 * SECOND, waited=int(waited * SECOND))
     assert one.slowdown(4 * SECOND) == pytest.approx(slowdown)
+
+
+def test_reads_that_may_have_waited_all_their_time_are_no_evidence_either_way() -> None:
+    one = pace()
+    one.begin(7, 0, 0.1, 500)
+    for key in (8, 9):
+        one.begin(key, SECOND, 0.1, 500)
+        one.end(key, 2 * SECOND)
+    assert one.slowdown(2 * SECOND) == pytest.approx(10.0)
+    for key in range(10, 50):
+        one.begin(key, 2 * SECOND, 0.1, 500)
+        one.end(key, 3 * SECOND, waited=SECOND)
+    assert one.slowdown(3 * SECOND) == pytest.approx(10.0 ** math.exp(-1.0 / 5.0))  # it faded, no more
+    assert one.proved == -1
+    calm = pace()
+    for key in range(40):
+        calm.begin(key, 0, 0.1, 500)
+        calm.end(key, 6 * SECOND, waited=6 * SECOND)
+    assert (calm.slowdown(6 * SECOND), calm.proved) == (1.0, -1)
+    calm.begin(50, 6 * SECOND, 0.1, 500)
+    calm.end(50, 6 * SECOND + SECOND // 8, waited=SECOND // 8)
+    assert calm.proved == 6 * SECOND  # in time even if it waited for nothing
 
 
 def test_what_is_projected_by_nobody_is_not_overdue() -> None:

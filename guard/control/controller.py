@@ -82,8 +82,9 @@ def decide(state: State, evidence: Evidence, now: float, tuning: Tuning = DEFAUL
     if plain is None:
         return _step(state, evidence, now, tuning, Coefficients(), None, Projection(), Projection())
     costs = idle = costs_of(plain)
-    pace = _pace(state.reads[-tuning.reads :], evidence, idle, tuning)
-    sure = _pace(_apart(state.reads, tuning.reads), evidence, idle, tuning)
+    telling = [read for read in state.reads if _tells(read, evidence, idle, tuning)]
+    pace = _pace(telling[-tuning.reads :], evidence, idle, tuning)
+    sure = _pace(_apart(telling, tuning.reads), evidence, idle, tuning)
     wanted = plain
     if pace != 1.0:
         wanted = coefficients(evidence, pace) or plain
@@ -153,6 +154,12 @@ def _pace(reads: Sequence[Read], evidence: Evidence, costs: Costs, tuning: Tunin
         middle = logs[0] / 2.0
     noise = max(tuning.noise, math.log(costs.fetch_tail) / len(logs) ** 0.5)
     return 1.0 if abs(middle) <= noise else math.exp(min(max(middle, -3.0), 7.0))
+
+
+def _tells(read: Read, evidence: Evidence, costs: Costs, tuning: Tuning) -> bool:
+    """Whether a read was in time, or slow, for sure: not where either may be, by how long it waited for the engine."""
+    expected = _expected(read, evidence, costs)
+    return read.least > expected or read.seconds <= expected * max(costs.fetch_tail, math.exp(tuning.noise))
 
 
 def _slow(read: Read, expected: float) -> float:
@@ -266,9 +273,11 @@ def _while_half_open(
     lost, wasted, goods = 0.0, 0.0, state.goods
     for read in tried:
         saved = saved_seconds(read, costs)
-        if read.ok and read.least <= saved:
+        # What may have been a wait for the engine is taken for one only where RTT says that the link healed.
+        if read.ok and (read.seconds <= saved or (read.least <= saved and _fallen(state, evidence, tuning))):
             goods += 1
-        elif _as_projected(read, evidence, idle, tuning):  # one of few tokens may not pay on the best of links
+        elif (read.ok and read.least <= saved) or _as_projected(read, evidence, idle, tuning):
+            # One of few tokens may not pay on the best of links.
             wasted = max(wasted, read.seconds - saved)
         else:
             lost = max(lost, read.least - saved if read.ok else read.seconds)

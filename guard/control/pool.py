@@ -77,7 +77,7 @@ def member(
     if costs is None:
         return Member(inflight=inflight, paid=len(good), stopped=stopped, wants=wants)
     times = [(read, read.seconds / expected) for read in good if (expected := costs.read_seconds(read.bytes)) > 0.0]
-    paid = sum(read.least <= saved_seconds(read, costs) for read, _ in times)
+    paid = sum(read.seconds <= saved_seconds(read, costs) for read, _ in times)  # what may be a wait proves nothing
     lost = sum(  # a try is judged by the engine that made it: it may be slow for reasons of its own
         time > TOLERANCE and read.least > saved_seconds(read, costs) and not read.tagged for read, time in times
     )
@@ -122,7 +122,8 @@ def _slow_start(pool: Pool, members: Mapping[str, Member], now: float) -> Pool:
     most = PROVED * len(members)
     share = lost / (lost + paid) if lost else 0.0
     gained = min((pool.paid + paid) * (1.0 - 0.5 * share), 2.0 * most)
-    read_at = now if paid or lost or pool.read_at is None else pool.read_at
+    ended = paid or lost or any(each.time is not None for each in members.values())
+    read_at = now if ended or pool.read_at is None else pool.read_at
     if 2 * sum(each.stopped for each in members.values()) > len(members):
         gained = min(gained, most / 2.0)
     if now - read_at > IDLE_SECONDS:

@@ -47,6 +47,28 @@ def test_a_try_that_waited_for_steps_of_a_busy_engine_paid() -> None:
     assert step(trying, 97.0, read(92.5, 4.2, tagged=True, waited=1.0))[0].name == BYPASS
 
 
+def test_a_try_that_may_have_waited_or_not_opens_nothing_where_rtt_has_not_fallen() -> None:
+    trying = State(name=HALF_OPEN, since=80.0, reason="healed", rtt=2e-4, backoff=4.0)
+    state, plan = step(trying, 97.0, *(read(at, 6.0, tagged=True, waited=6.0) for at in (81.0, 90.0)))
+    assert (state.name, state.goods, plan.reads.trickle_seconds) == (HALF_OPEN, 0, 8.0)
+    gap = plan.reads.trickle_seconds
+    for now in (105.0, 130.0, 165.0):  # each may have lost 5.6 s of the six a minute
+        state, plan = step(state, now, read(now - 6.0, 6.0, tagged=True, waited=6.0))
+        gap = plan.reads.trickle_seconds
+    assert (state.name, gap) == (HALF_OPEN, 30.0)
+    assert step(state, 170.0, read(169.0, GOOD, tagged=True, waited=GOOD))[0].name == OPEN
+
+
+def test_reads_that_may_have_waited_say_nothing_of_an_open_link() -> None:
+    costs = costs_of(decide(State(), Evidence(cells={"all": CELL}, rtt=2e-4), 0.0)[1].coefficients)
+    took = costs.read_seconds(MATCH * TOKEN_BYTES)
+    slow = [read(90.0 + number / 4, took * 4.0) for number in range(3)]
+    state, _ = step(State(name=OPEN, since=80.0), 91.0, *slow)
+    assert state.pace == pytest.approx(4.0, rel=0.02)
+    state, _ = step(state, 97.5, *(read(91.0 + number / 100, 6.0, waited=6.0) for number in range(10)))
+    assert state.pace == pytest.approx(4.0, rel=0.02)
+
+
 @pytest.mark.parametrize(("waited", "pace"), [(0.0, 10.0), (0.4, 2.0), (0.5, 1.0)])
 def test_the_last_reads_count_by_what_they_took_for_sure(waited: float, pace: float) -> None:
     expected = read(0.0, 0.1)

@@ -110,6 +110,10 @@ def test_what_an_engine_tells_of_its_reads() -> None:
     good, slow_but_pays, loses = 0.05, 0.2, 0.9
     told = member([read(good), read(slow_but_pays), read(loses), read(9.0, ok=False)], COSTS, 3, wants=True)
     assert member([replace(read(loses), tagged=True)], COSTS, 0).lost == 0
+    either = member([replace(read(6.0), waited=6.0)], COSTS, 0)  # it paid or did not: who knows
+    assert (either.paid, either.lost) == (0, 0)
+    after, _ = shared(Pool(paid=7.0, read_at=0.0), {"e0": either}, 1.0, IDLE_SECONDS + 1.0)
+    assert after.paid == 7.0  # nor was the link idle
     assert (told.paid, told.lost, told.inflight, told.wants) == (2, 1, 3, True)
     assert told.time == pytest.approx((good + slow_but_pays + loses) / 3 / 0.05, rel=0.01)
     assert member([read(loses)], None, 0).paid == 1  # nobody can say
