@@ -18,6 +18,7 @@ from guard import semconv as s
 from guard.correlate.counts import Counts, add, kind_of
 from guard.correlate.ids import join_key
 from guard.correlate.match import pair
+from guard.correlate.parking import Parking
 from guard.correlate.pending import Pending
 from guard.correlate.records import request_record
 from guard.wire import AttributeValue, RequestRecord, Span
@@ -26,14 +27,6 @@ _INNER = frozenset((s.SPAN_READ, s.SPAN_LOAD))
 _OUTER = frozenset((s.SPAN_LOOKUP, s.SPAN_FETCH, s.SPAN_STORE))
 _MAX_GROUP = 64  # a client that sends one request id for ever must not cost more and more
 _ENDS = frozenset((s.SPAN_DECODE, s.SPAN_VLLM_REQUEST))
-
-
-@dataclass(slots=True)
-class _Parked:
-    """Spans whose fetch, lookup or session is not known yet, by span id."""
-
-    first_ns: int
-    spans: dict[str, Span] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -84,8 +77,7 @@ class Joiner:
         self._unrooted: dict[str, Pending] = {}  # oldest first, as all that follow
         self._closing: deque[tuple[int, Pending]] = deque()
         self._retained: deque[tuple[int, Pending]] = deque()
-        self._parked: dict[str, _Parked] = {}
-        self._parked_spans = 0
+        self._parked = Parking(self.counts, self._max_parked, self._max_spans)
         self._loose: dict[str, tuple[int, Span, str]] = {}  # arrival, span, join key
         self._loose_by_parent: dict[str, dict[str, Span]] = {}
         self._ready: list[Pending] = []
@@ -100,7 +92,7 @@ class Joiner:
     def waiting(self) -> int:
         """Spans that wait for their request."""
         unrooted = sum(sum(one.kinds.values()) for one in self._unrooted.values())
-        return unrooted + self._parked_spans + len(self._loose)
+        return unrooted + len(self._parked) + len(self._loose)
 
     def add(self, resource: Mapping[str, AttributeValue], spans: Sequence[Span], now_ns: int) -> None:
         """Takes the spans of one resource, which arrived at `now_ns`."""
@@ -136,8 +128,7 @@ class Joiner:
             self._forget(self._retained.popleft()[1])
         while self._unrooted and (first := next(iter(self._unrooted.values()))).first_ns + self._patience_ns <= now:
             self._drop_unrooted(first, self.counts.orphans)
-        while self._parked and next(iter(self._parked.values())).first_ns + self._patience_ns <= now:
-            self._drop_parked(self.counts.orphans)
+        self._parked.expire(now - self._patience_ns)
         while self._loose and next(iter(self._loose.values()))[0] + self._lateness_ns <= now:
             self._settle_loose(self.counts.orphans)
         records: list[RequestRecord] = []
@@ -209,20 +200,7 @@ class Joiner:
         if one is not None:
             self._attach_inner(one, name, parent, spans)
             return
-        parked = self._parked.get(parent)
-        if (
-            self._parked_spans + len(spans) > self._max_parked
-            or len(spans) + (len(parked.spans) if parked else 0) > self._max_spans
-            or not (parked is None or parked.spans.keys().isdisjoint(spans))
-        ):
-            for span in spans.values():
-                self._park(parent, span)
-            return
-        if parked is None:
-            self._parked[parent] = _Parked(self._now_ns, spans)
-        else:
-            parked.spans.update(spans)
-        self._parked_spans += len(spans)
+        self._parked.add_all(parent, spans, self._now_ns)
 
     def _end(self, span: Span) -> None:
         one = self._by_span.get(span.parent_id)
@@ -255,7 +233,7 @@ class Joiner:
             return
         one = self._by_session.get(session)
         if one is None:
-            self._park("session " + session, span)
+            self._parked.add("session " + session, span, self._now_ns)
         else:
             self._attach(one, span, one.late)
 
@@ -312,25 +290,9 @@ class Joiner:
             one.given = True
             self._ready.append(one)
 
-    def _park(self, key: str, span: Span) -> None:
-        while self._parked_spans >= self._max_parked:
-            self._drop_parked(self.counts.evicted)
-        parked = self._parked.get(key)
-        if parked is None:
-            parked = self._parked[key] = _Parked(self._now_ns)
-        if span.span_id in parked.spans:
-            self.counts.duplicates += 1
-        elif len(parked.spans) >= self._max_spans:
-            add(self.counts.overflow, (span,))
-        else:
-            parked.spans[span.span_id] = span
-            self._parked_spans += 1
-
     def _adopt(self, one: Pending, key: str) -> None:
         """Attaches the spans that waited for this fetch, lookup, request or session."""
-        if self._parked and (parked := self._parked.pop(key, None)) is not None:
-            self._parked_spans -= len(parked.spans)
-            spans = parked.spans
+        if self._parked and (spans := self._parked.take(key)):
             for name in _INNER:
                 inner = {span_id: span for span_id, span in spans.items() if span.name == name}
                 if inner:
@@ -410,11 +372,6 @@ class Joiner:
                 del self._by_span[span_id]
         for name, count in one.kinds.items():
             lost[kind_of(name)] = lost.get(kind_of(name), 0) + count
-
-    def _drop_parked(self, lost: dict[str, int]) -> None:
-        parked = self._parked.pop(next(iter(self._parked)))
-        self._parked_spans -= len(parked.spans)
-        add(lost, parked.spans.values())
 
     def _evict(self) -> None:
         """Makes room for a request: the oldest goes; one whose own span is here is given out early, not lost."""
