@@ -66,14 +66,13 @@ def estimate(
     if hit.size < LEAST_HITS:
         return _without_hits(bare, rows, looked, hit), prefill
     hits = hits_of(rows, hit, looked, sends_local=capability_of_label(backend).lookup_moves_data)
-    if prefill is None or (pool is not None and not prefill.supports(hits.prompt - hits.local)):
-        prefill_used = pool or prefill
-    else:
-        prefill_used = prefill
-    return _cell(bare, rows, hits, looked, prefill_used), prefill
+    if pool is not None and (prefill is None or not prefill.supports(hits.prompt - hits.local)):
+        return _cell(bare, rows, hits, looked, pool, own=False), prefill
+    return _cell(bare, rows, hits, looked, prefill, own=True), prefill
 
 
-def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Ints, prefill: Prefill | None) -> Cell:
+def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Ints, prefill: Prefill | None, *, own: bool) -> Cell:
+    """`own`: the prefill model is of these rows, not of the pool's."""
     n = len(hits.rows)
     lookup, fetch = hits.lookup, hits.fetch
     unit = hits.matched * (hits.token_bytes or 1.0)
@@ -81,11 +80,14 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Ints, prefill: Prefill | N
     share, share_error = _share(found, rows, looked)
     held, held_prompt, held_slope = _held(rows, looked[found])
     sends_local = capability_of_label(bare.backend).lookup_moves_data
-    curve, level = curve_of(rows, hits)
+    curve, level, pull = curve_of(rows, hits)
+    draws = curve.draws if curve is not None else level
     rest, rest_error = _rest(rows, hits)
-    saved, saved_error = 0.0, 0.0
+    saved, saved_error, common = 0.0, 0.0, inflection.NOTHING
     if prefill is not None:
-        saved, saved_error = prefill.saved(hits.prompt, hits.local, hits.matched, hits.running)
+        saved, saved_error, other = prefill.saved(hits.prompt, hits.local, hits.matched, hits.running)
+        if own:  # else of other blocks
+            common = inflection.in_common(draws.at(mean(hits.rtt, hits.weights)), pull, other)
         rest += prefill.mean(hits.prompt, max(hits.prompt - hits.local - hits.matched, 1.0), hits.running)
     supported = prefill is not None and prefill.supports(hits.prompt - hits.local)
     missed = looked[~found]
@@ -94,11 +96,10 @@ def _cell(bare: Cell, rows: Rows, hits: Hits, looked: Ints, prefill: Prefill | N
     factor = lookup.mean_factor
     parts = Parts(
         (saved, saved_error), (rest, rest_error),
-        (miss_level * factor, miss_slope * factor, miss_cov * factor * factor), (share, share_error),
+        (miss_level * factor, miss_slope * factor, miss_cov * factor * factor), (share, share_error), common,
     )  # fmt: skip
     now = rows.now if math.isfinite(rows.now) else 0.0
     recent = recent_factor(hits, curve)
-    draws = curve.draws if curve is not None else level
     remote_now = draws.at(now) * recent
     hit_draws = parts.draw_hit()
     m_level, m_slope = parts.draw_miss()

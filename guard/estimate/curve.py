@@ -78,6 +78,11 @@ class Curve:
     draws: Knots
     blocks: int
 
+    @property
+    def best(self) -> Knots:
+        """The hinge where the line fits worse (5 %), else the line."""
+        return self.hinge if self.hinge is not None and self.p_value < 0.05 else self.line
+
 
 def fit(x: Array, z: Array, weight: Array, chain: Ints) -> Curve | None:
     """Fits block means z (seconds) over x (RTT); `weight` goes as 1/variance. None: fewer than four blocks."""

@@ -29,6 +29,9 @@ KNEE_RISE: Final = 0.05
 REACH: Final = 3.0
 """A crossing is told up to so many times the highest RTT seen (`projected` above it)."""
 
+_FEWEST: Final = 20  # blocks that tell a correlation
+_MOST: Final = 0.9
+
 _RNG: Final = np.random.default_rng(14)
 _SAVED, _REST, _MISS, _SLOPE = _RNG.standard_normal((4, DRAWS))
 _HITS: Final = _RNG.standard_normal(DRAWS)
@@ -44,10 +47,13 @@ class Parts:
     rest: tuple[float, float]
     miss: tuple[float, float, Array]  # level, slope over RTT, covariance
     hit: tuple[float, float]
+    common: tuple[float, Array]
+    """Correlation of what a hit saves with what reads cost, and draws of that cost in standard deviations."""
 
     def draw_saved(self) -> Array:
         """Draws of the prefill that a hit saves."""
-        drawn: Array = self.saved[0] + self.saved[1] * _SAVED
+        alike, cost = self.common
+        drawn: Array = self.saved[0] + self.saved[1] * (alike * cost + (1.0 - alike * alike) ** 0.5 * _SAVED)
         return drawn
 
     def draw_rest(self) -> Array:
@@ -67,6 +73,26 @@ class Parts:
         part = float(cov[0, 1]) / first if first > 0.0 else 0.0
         second = max(float(cov[1, 1]) - part * part, 0.0) ** 0.5
         return level + first * _MISS, slope + part * _MISS + second * _SLOPE
+
+
+NOTHING: Final = (0.0, np.zeros(DRAWS))
+"""What has nothing in common."""
+
+
+def in_common(cost: Array, pull: Array, other: Array) -> tuple[float, Array]:
+    """`Parts.common` of draws of a cost, and of what each block did to the cost and to what a hit saves.
+
+    Requests of one time are slow together, in reads and prefill (correlation above 0); and requests that read tell the
+    prefill of the rest, which a hit does not save (below 0).
+    """
+    used = pull != 0.0
+    pull, other = pull[used], other[used]
+    whole = float(pull @ pull) * float(other @ other)
+    level, error = float(cost.mean()), float(cost.std())
+    if pull.size < _FEWEST or not whole > 0.0 or not error > 1e-9 * abs(level):  # or the error is of rounding
+        return NOTHING
+    alike = min(max(float(pull @ other) / whole**0.5, -_MOST), _MOST)
+    return alike, (cost - level) / error
 
 
 def net(curve: Knots, parts: Parts) -> Knots:

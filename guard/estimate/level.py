@@ -18,8 +18,11 @@ _RECENT: Final = 8
 _FACTOR: Final = 0.5  # of logs: 1.65
 
 
-def curve_of(rows: Rows, hits: Hits) -> tuple[Curve | None, Knots]:
-    """The cost over RTT from block means where RTT varied; and its level without regard to RTT, in draws."""
+def curve_of(rows: Rows, hits: Hits) -> tuple[Curve | None, Knots, Array]:
+    """The cost over RTT from block means where RTT varied; its level without regard to RTT, in draws.
+
+    And what each block did to the cost: by how much it lies off, times its weight.
+    """
     w = hits.weights * hits.trust
     count = np.bincount(hits.of, w, rows.blocks.count)
     used = count > 0.05 * count.max()
@@ -28,9 +31,12 @@ def curve_of(rows: Rows, hits: Hits) -> tuple[Curve | None, Knots]:
     chain = rows.blocks.chain[used]
     level, variance = _moments(rows, hits, w, count, used, z, x)
     flat = Knots(level, np.zeros(1), np.zeros(1), np.zeros(1))
-    if not rows.varies or not x.size or float(x.max()) <= 0.0:
-        return None, flat
-    return curves.fit(x, z, count[used] / variance, chain), flat
+    weight = count[used] / variance
+    curve = curves.fit(x, z, weight, chain) if rows.varies and x.size and float(x.max()) > 0.0 else None
+    best = curve.best if curve is not None else Knots(np.array([mean_of(z, weight)]), *np.zeros((3, 1)))
+    pull = np.zeros(rows.blocks.count)
+    pull[used] = weight * (z - best.at(x))
+    return curve, flat, pull
 
 
 def _moments(rows: Rows, hits: Hits, w: Array, count: Array, used: Array, z: Array, x: Array) -> tuple[Array, Array]:
@@ -80,7 +86,7 @@ def recent_factor(hits: Hits, curve: Curve | None) -> float:
         level = np.array([mean_of(hits.remote, hits.trust + 1e-9)])
         best = Knots(level, np.zeros(1), np.zeros(1), np.zeros(1))
     else:
-        best = curve.hinge if curve.hinge is not None and curve.p_value < 0.05 else curve.line
+        best = curve.best
 
     def apart(chosen: Ints | slice) -> Array:
         result: Array = np.log(np.maximum(hits.remote[chosen], 1e-9) / np.maximum(best.at(hits.rtt[chosen]), 1e-9))

@@ -46,8 +46,8 @@ class Prefill:
         result: Array = alone * (1.0 + m.load_per_running * running)
         return result
 
-    def saved(self, prompt: float, local: float, matched: float, running: float) -> tuple[float, float]:
-        """Mean prefill time that a hit of `matched` tokens saves, and its standard error."""
+    def saved(self, prompt: float, local: float, matched: float, running: float) -> tuple[float, float, Array]:
+        """Mean prefill time that a hit of `matched` tokens saves, its standard error, and what each block did to it."""
         full, rest = prompt - local, max(prompt - local - matched, 1.0)
         value = self.mean(prompt, full, running) - self.mean(prompt, rest, running)
         terms = _terms(np.array([prompt, prompt]), np.array([full, rest]))
@@ -56,7 +56,7 @@ class Prefill:
         if self.fit.beta.size == 4:
             row = np.append(row, running * (alone[0] - alone[1]))
         variance = float(self.fit.covariance(row[None])[0, 0])
-        return value, math.sqrt(max(variance, 0.0)) * self.mean_factor
+        return value, math.sqrt(max(variance, 0.0)) * self.mean_factor, self.fit.influence @ row
 
 
 def fit_prefill(samples: Samples, weights: Array, blocks: Blocks) -> Prefill | None:
