@@ -175,43 +175,50 @@ def _to_reference(
     """
     remote, trust = ratio, _trust(residual, of)
     for last in (False, True):  # a third turn changes nothing
-        believed = weights * trust
-        part = _part(total, remote, size, flight, of, believed)
+        means = _Means(of, weights * trust)
+        part = _part(total, remote, size, flight, means)
         if part is None:
             break
         remote = np.maximum(total - part, 1e-9)
         if not last:
-            expected = np.maximum(_by_block(remote, of, believed) + part, 1e-9)
+            expected = np.maximum(means(remote) + part, 1e-9)
             trust = _trust(np.log(np.maximum(total, 1e-9) / expected), of)
     return remote, trust
 
 
-def _part(total: Array, level: Array, size: Array, flight: Array, of: Ints, weights: Array) -> Array | None:
+def _part(total: Array, level: Array, size: Array, flight: Array, means: "_Means") -> Array | None:
     """Seconds that a row's size and crowd add: by what they do within blocks, where RTT stands still.
 
     So a mean size that goes with RTT is not taken for its effect. dR/dsize is linear in the block's level, which it is
     when a constant part does not go with size. None where sizes differ between blocks only.
     """
-    inner = size - _by_block(size, of, weights)
+    weights = means.weights
+    inner = size - means(size)
     whole = size - mean_of(size, weights + 1e-12)
     if float(weights @ np.square(inner)) <= 0.2 * float(weights @ np.square(whole)) or total.size < 60:
         return None
-    level = np.maximum(_by_block(level, of, weights), 1e-9)
+    level = np.maximum(means(level), 1e-9)
     overall = float(level.mean())
-    x = np.stack((inner * overall, inner * level, flight - _by_block(flight, of, weights)))
+    x = np.stack((inner * overall, inner * level, flight - means(flight)))
     weighted = x * (weights / np.square(level))
     gram = weighted @ x.T
     gram.flat[::4] += 1e-9 * np.trace(gram) + 1e-30
-    slope = np.linalg.solve(gram, weighted @ (total - _by_block(total, of, weights)))
+    slope = np.linalg.solve(gram, weighted @ (total - means(total)))
     part: Array = (slope[0] * overall + slope[1] * level) * (size - 1.0) + slope[2] * flight
     return part
 
 
-def _by_block(values: Array, of: Ints, weights: Array) -> Array:
-    """Mean of the row's block."""
-    count = np.maximum(np.bincount(of, weights), 1e-12)
-    result: Array = (np.bincount(of, weights * values) / count).take(of)
-    return result
+class _Means:
+    """Weighted means of the block of every row."""
+
+    def __init__(self, of: Ints, weights: Array) -> None:
+        self.weights = weights
+        self._of = of
+        self._count = np.maximum(np.bincount(of, weights), 1e-12)
+
+    def __call__(self, values: Array) -> Array:
+        result: Array = (np.bincount(self._of, self.weights * values) / self._count).take(self._of)
+        return result
 
 
 def _loads(batch: Array, size: Array, seconds: Array, trips: Array) -> tuple[Ints, Array, Array, Array]:

@@ -48,15 +48,13 @@ class Fit:
 def fit(x: Array, y: Array, weights: Array, blocks: Blocks) -> Fit:
     """Fits y (seconds) on the rows of x (p, n), all >= 0; coefficients come out >= 0."""
     y = np.maximum(y, LEAST_SECONDS)
-    scale = np.maximum(x.mean(axis=1), 1e-300)
-    z = x / scale[:, None]
-    room = np.empty_like(z)
+    room = np.empty_like(x)
     thin = slice(None, None, max(1, y.size // _ENOUGH))
     wt, trust = weights, np.ones_like(y)
-    beta, gram = _solve(z, y, weights / np.square(y + middle(y[thin])), room)
+    beta, gram = _solve(x, y, weights / np.square(y + middle(y[thin])), room)
     spread = 0.0
     for _ in range(ROUNDS):
-        fitted = np.maximum(beta @ z, LEAST_SECONDS)
+        fitted = np.maximum(beta @ x, LEAST_SECONDS)
         ratio = y / fitted
         residual = 0.5 * (ratio - 1.0 / ratio)  # about log(ratio), and cheap
         residual -= middle(residual[thin])
@@ -67,18 +65,20 @@ def fit(x: Array, y: Array, weights: Array, blocks: Blocks) -> Fit:
         trust = np.maximum(residual, 0.0)
         trust *= trust
         wt = weights * trust
-        beta, gram = _solve(z, y, wt / (fitted * fitted), room)
-    fitted = np.maximum(beta @ z, LEAST_SECONDS)
+        beta, gram = _solve(x, y, wt / (fitted * fitted), room)
+    fitted = np.maximum(beta @ x, LEAST_SECONDS)
     error = np.minimum(y / fitted - 1.0, 3.0)
     total = float(wt.sum()) or 1.0
-    beta = beta * math.exp(float(wt @ error) / total - 0.5 * spread * spread)
-    np.multiply(z, wt * error / fitted, out=room)
-    scores = np.stack([blocks.sums(row) for row in room], axis=1)
+    error *= wt
+    beta = beta * math.exp(float(error.sum()) / total - 0.5 * spread * spread)
+    np.multiply(x, error / fitted, out=room)
+    scores = np.array([blocks.sums(row) for row in room])
     used = int(np.count_nonzero(blocks.sums(wt)))
+    freedom = max(used - beta.size, 1)
     # An M-estimator's bread holds the slope of psi, which is less than the weights: psi' = (1 - u^2)(1 - 5u^2).
     steep = total / max(5.0 * total - 4.0 * float(weights @ np.sqrt(trust)), 0.3 * total)
-    bread = _inverse(gram) * (steep * math.sqrt(used / max(used - z.shape[0], 1)))
-    return Fit(beta / scale, scores @ bread / scale, max(used - z.shape[0], 1), spread, trust, int(y.size))
+    bread = _inverse(gram) * (steep * math.sqrt(max(used, 1) / freedom))
+    return Fit(beta, (bread @ scores).T, freedom, spread, trust, int(y.size))
 
 
 def long_run(influence: Array) -> float:
@@ -109,26 +109,34 @@ def mean(values: Array, weights: Array) -> float:
 
 
 def _inverse(gram: Array) -> Array:
-    ridge = 1e-9 * float(np.trace(gram)) / gram.shape[0]
-    result: Array = np.linalg.inv(gram + np.eye(gram.shape[0]) * max(ridge, 1e-300))
+    unit, part = _units(gram)
+    result: Array = np.linalg.inv(part) / (unit[:, None] * unit)
     return result
 
 
-def _solve(z: Array, y: Array, w: Array, room: Array) -> tuple[Array, Array]:
-    np.multiply(z, w, out=room)
-    gram: Array = room @ z.T
+def _solve(x: Array, y: Array, w: Array, room: Array) -> tuple[Array, Array]:
+    np.multiply(x, w, out=room)
+    gram: Array = room @ x.T
     return _nonnegative(gram, room @ y), gram
+
+
+def _units(gram: Array) -> tuple[Array, Array]:
+    """Units in which all columns are of one size, and the normal equations in them, with a little on the diagonal."""
+    unit = np.sqrt(gram.diagonal())
+    unit[unit == 0.0] = 1.0
+    part = gram / (unit[:, None] * unit)
+    part.flat[:: unit.size + 1] += 1e-9
+    return unit, part
 
 
 def _nonnegative(gram: Array, moment: Array) -> Array:
     """Least squares with b >= 0 from normal equations: drops the most negative coefficient until none is."""
-    diagonal = slice(None, None, moment.size + 1)
-    part, moment = gram.copy(), moment.copy()
-    part.flat[diagonal] += 1e-9 * float(part.flat[diagonal].sum()) / moment.size or 1.0
+    unit, part = _units(gram)
+    moment = moment / unit
     while True:
         beta: Array = np.linalg.solve(part, moment)
         worst = int(beta.argmin())
         if beta[worst] >= 0.0:
-            return beta
+            return beta / unit
         part[worst] = part[:, worst] = moment[worst] = 0.0  # an equation of its own: beta[worst] = 0
         part[worst, worst] = 1.0
