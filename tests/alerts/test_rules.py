@@ -22,7 +22,10 @@ def promtool(directory, alerts, names):
     (directory / "rules.yml").write_text(generate.dump({"groups": burns}))
     (directory / "alerts.yml").write_text(generate.dump(alerts))
     tests = [test for name in names for test in cases_of(name)]
-    document = {"rule_files": ["rules.yml", "alerts.yml"], "evaluation_interval": interval_of(names), "tests": tests}
+    document = {
+        "rule_files": ["rules.yml", "alerts.yml"], "evaluation_interval": interval_of(names), "tests": tests,
+        "group_eval_order": [group["name"] for group in (*burns, *alerts["groups"])],
+    }  # fmt: skip
     (directory / "test.yml").write_text(generate.dump(document))
     return subprocess.run(
         ["promtool", "test", "rules", "test.yml"], cwd=directory, capture_output=True, text=True, check=False
