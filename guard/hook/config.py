@@ -10,6 +10,7 @@
 | `KVGUARD_REQUEST_IDS` | `off` leaves request ids out of the spans | `on` |
 | `KVGUARD_TRACE_PARENT` | `on` puts `kvguard.request` between the caller's span and vLLM's. Only when the service forwards its spans to where vLLM's go, else parents are missing there | `off` |
 | `KVGUARD_RING` | records kept until they are exported, 64 to 1048576 | `8192` |
+| `KVGUARD_VLLM_METRICS` | `on` puts the hook's counters into vLLM's own `/metrics` | `off` |
 
 A value that cannot be used costs one log line which names the variable and what is used instead; it never raises.
 Other variables that start with `KVGUARD_` are not looked at: Kubernetes makes some up for a Service of that name.
@@ -41,6 +42,7 @@ class HookConfig:
     request_ids: bool = True
     trace_parent: bool = False
     ring: int = RING_DEFAULT
+    vllm_metrics: bool = False
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> "HookConfig | None":
@@ -60,7 +62,13 @@ class HookConfig:
             request_ids=_switch(env, "KVGUARD_REQUEST_IDS", default=True),
             trace_parent=_switch(env, "KVGUARD_TRACE_PARENT", default=False),
             ring=_ring(env),
+            vllm_metrics=vllm_metrics(env),
         )
+
+
+def vllm_metrics(env: Mapping[str, str]) -> bool:
+    """Whether the hook's counters go into vLLM's own metrics. Asked for each class that is guarded."""
+    return _switch(env, "KVGUARD_VLLM_METRICS", default=False)
 
 
 def _endpoints(text: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ error and goes on, the inner connector's part outside of it, so that its own exc
 errors the failsafe trips and every override only calls the inner method.
 """
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -21,6 +22,8 @@ from guard.hook.adapters.base import Adapter
 from guard.hook.adapters.example import ExampleAdapter
 from guard.hook.adapters.lmcache import LMCacheAdapter
 from guard.hook.adapters.lmcache_mp import LMCacheMPAdapter
+from guard.hook.config import vllm_metrics
+from guard.hook.engine_stats import reporting
 from guard.hook.failsafe import Failsafe
 from guard.hook.runtime import announce, backend_of, runtime_for
 from guard.hook.scheduler import SchedulerSide
@@ -46,6 +49,8 @@ def guarded(inner: type) -> type:
         cls.get_finished = _get_finished(cls)  # type: ignore[attr-defined]
     if hasattr(inner, "request_finished_all_groups"):
         cls.request_finished_all_groups = _request_finished_all_groups(cls)  # type: ignore[attr-defined]
+    if vllm_metrics(os.environ):
+        cls = reporting(cls)
     cls.__name__ = inner.__name__
     cls.__qualname__ = inner.__qualname__
     cls.__module__ = inner.__module__
@@ -65,6 +70,7 @@ def _make(inner: Any, capability: Capability) -> type:  # noqa: C901  one class,
             self._kvguard_leave: Callable[[], None] | None = None
             self._kvguard_sync: tuple[int, int, int] | None = None
             self._kvguard_boot = ""
+            self._kvguard_role = getattr(role, "name", "")
             self._kvguard_saving = 0
             try:
                 prepare(capability, role)

@@ -75,6 +75,7 @@ class Directives:
         self._applied: DirectiveSet | None = None
         self._keep_until: dict[str, float] = {}
         self._lease_until = float("-inf")
+        self._heard: float | None = None
         self._quick = 0
         self._leaving = False
 
@@ -82,6 +83,11 @@ class Directives:
         """The directive in force for a backend, or None: behave as without kvguard. No lock, no I/O."""
         entry = self._table.get(backend)
         return entry[0] if entry is not None and self._clock() < entry[1] else None
+
+    def age(self) -> float | None:
+        """Seconds since the service last confirmed directives, None where it never has. No lock, no I/O."""
+        heard = self._heard
+        return None if heard is None else max(0.0, self._clock() - heard)
 
     def start(self) -> None:
         """Starts polling, once per process."""
@@ -138,6 +144,7 @@ class Directives:
         return self._applied != before
 
     def _renew(self, applied: DirectiveSet, now: float) -> None:
+        self._heard = now
         self._table = {
             item.backend: (item, max(now + item.lease_seconds, self._keep_until[item.backend]))
             for item in applied.directives

@@ -16,6 +16,7 @@ from guard.connectors import Capability
 from guard.hook.backends import place_of
 from guard.hook.config import HookConfig
 from guard.hook.directives import GOODBYE_SECONDS, Directives
+from guard.hook.engine_metrics import Tally
 from guard.hook.exporter import Exporter
 from guard.hook.failsafe import Failsafe, logger
 from guard.hook.recorder import Recorder
@@ -46,7 +47,12 @@ class Runtime:
             strip_suffix=randomized,
             salt=self.engine_id.encode()[:64],
         )
-        self.table = RequestTable(self.recorder, self.scope, trace_parent=config.trace_parent)
+        self.tally = (
+            Tally(lambda: self._exporter.dropped, lambda: self.failsafe.errors, self._age)
+            if config.vllm_metrics
+            else None
+        )
+        self.table = RequestTable(self.recorder, self.scope, trace_parent=config.trace_parent, tally=self.tally)
         self.contexts = Contexts()
         self.boot = boot_id()
         self.rank = int(getattr(vllm_config.parallel_config, "rank", 0) or 0)
@@ -74,6 +80,9 @@ class Runtime:
         with contextlib.suppress(RuntimeError):  # a read began or ended while we looked: what was told a moment ago
             self._told_reads = reads_in_flight(self.table)
         return self._told_reads
+
+    def _age(self) -> float | None:
+        return self._directives.age() if self._directives is not None else None
 
     def current(self, backend: str) -> Directive | None:
         """The directive in force for a backend; None: behave as without kvguard."""

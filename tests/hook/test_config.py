@@ -33,6 +33,7 @@ def test_defaults():
         request_ids=True,
         trace_parent=False,
         ring=8192,
+        vllm_metrics=False,
     )
 
 
@@ -49,6 +50,7 @@ def test_every_setting(tmp_path: Path):
         KVGUARD_REQUEST_IDS="off",
         KVGUARD_TRACE_PARENT="on",
         KVGUARD_RING="128",
+        KVGUARD_VLLM_METRICS="on",
     ) == HookConfig(
         endpoints=(URL, "https://guard.example:8443/prefix"),
         token_file=token,
@@ -57,6 +59,7 @@ def test_every_setting(tmp_path: Path):
         request_ids=False,
         trace_parent=True,
         ring=128,
+        vllm_metrics=True,
     )
 
 
@@ -129,5 +132,5 @@ def test_every_variable_stands_in_the_table():
     source = Path(config_module.__file__).read_text(encoding="utf-8").split('"""', 2)[2]
     names = {word for word in source.replace('"', " ").split() if word.startswith("KVGUARD_") and word.isupper()}
     names = {name.strip(",:;()") for name in names}
-    assert len(names) == 8
+    assert len(names) == 9
     assert all(f"`{name}`" in table for name in names)

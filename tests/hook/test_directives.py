@@ -281,3 +281,15 @@ def test_an_internal_error_is_counted_and_polling_goes_on(clock: Any):
     assert again.wait(10)
     bench.directives.stop(5.0)
     assert bench.failsafe.errors == 1
+
+
+def test_the_age_is_since_the_service_last_confirmed(bench: Bench):
+    assert bench.directives.age() is None
+    bench.poll(answer(directive("off")))
+    bench.clock.advance(3.0)
+    assert bench.directives.age() == 3.0
+    bench.poll(RENEWED)
+    assert bench.directives.age() == 0.0
+    bench.clock.advance(2.0)
+    bench.poll(OSError())
+    assert bench.directives.age() == 2.0
