@@ -14,13 +14,12 @@ thresholds, a dwell time and a persistence, so noise moves nothing (docs/control
 """
 
 import math
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from guard.control import limit as limits
-from guard.control.projection import coefficients, costs_of, held, min_tokens, project, rtt_of, saved_seconds
+from guard.control.projection import coefficients, costs_of, held, min_tokens, project, saved_seconds
+from guard.control.reading import apart, expected, slowdown, tells
 from guard.control.shapes import (
     ALL,
     BYPASS,
@@ -82,9 +81,9 @@ def decide(state: State, evidence: Evidence, now: float, tuning: Tuning = DEFAUL
     if plain is None:
         return _step(state, evidence, now, tuning, Coefficients(), None, Projection(), Projection())
     costs = idle = costs_of(plain)
-    telling = [read for read in state.reads if _tells(read, evidence, idle, tuning)]
-    pace = _pace(telling[-tuning.reads :], evidence, idle, tuning)
-    sure = _pace(_apart(telling, tuning.reads), evidence, idle, tuning)
+    telling = [read for read in state.reads if tells(read, evidence, idle, tuning.noise)]
+    pace = slowdown(telling[-tuning.reads :], evidence, idle, tuning.noise)
+    sure = slowdown(apart(telling, tuning.reads), evidence, idle, tuning.noise)
     wanted = plain
     if pace != 1.0:
         wanted = coefficients(evidence, pace) or plain
@@ -140,55 +139,6 @@ def _taken_in(state: State, evidence: Evidence, now: float, tuning: Tuning) -> S
     return state if (reads, failures) == (state.reads, state.failures) else replace(
         state, reads=reads, failures=failures
     )  # fmt: skip
-
-
-def _pace(reads: Sequence[Read], evidence: Evidence, costs: Costs, tuning: Tuning) -> float:
-    """Median of actual over projected of the last reads; few count less, and what may be noise is 1."""
-    logs = [_slow(read, expected) for read in reads if (expected := _expected(read, evidence, costs)) > 0.0]
-    if not logs:
-        return 1.0
-    middle = statistics.median(logs) if len(logs) > 2 else 0.0
-    if len(logs) > 1 and min(logs[-2:]) > max(middle, tuning.noise):
-        middle = min(logs[-2:])  # two slow ones that follow one another are no outliers
-    elif len(logs) == 1:
-        middle = logs[0] / 2.0
-    noise = max(tuning.noise, math.log(costs.fetch_tail) / len(logs) ** 0.5)
-    return 1.0 if abs(middle) <= noise else math.exp(min(max(middle, -3.0), 7.0))
-
-
-def _tells(read: Read, evidence: Evidence, costs: Costs, tuning: Tuning) -> bool:
-    """Whether a read was in time, or slow, for sure: not where either may be, by how long it waited for the engine."""
-    expected = _expected(read, evidence, costs)
-    return read.least > expected or read.seconds <= expected * max(costs.fetch_tail, math.exp(tuning.noise))
-
-
-def _slow(read: Read, expected: float) -> float:
-    """Log of actual over expected; 0 where a read took either, depending on when in a step of the engine it ended."""
-    if read.seconds <= expected or read.least <= 0.0:
-        return min(math.log(read.seconds / expected), 0.0)
-    return max(math.log(read.least / expected), 0.0)
-
-
-def _apart(reads: Sequence[Read], most: int) -> list[Read]:
-    """The latest reads, none of which began before the one before it had ended: a burst is one observation."""
-    found: list[Read] = []
-    for read in reversed(reads):
-        if not found or read.at <= found[-1].at - found[-1].seconds:
-            found.append(read)
-            if len(found) == most:
-                break
-    return found[::-1]
-
-
-def _expected(read: Read, evidence: Evidence, costs: Costs) -> float:
-    """What the models say of a read, at the RTT of its time: an old one must not look fast because RTT rose since."""
-    cell = evidence.cells[ALL]
-    kappa = sum(
-        model.kappa + model.kappa_per_byte * read.bytes for model in (cell.fetch, cell.lookup) if model is not None
-    )
-    now = rtt_of(evidence, cell)
-    shift = kappa * (read.rtt - now) if read.rtt is not None else 0.0
-    return costs.read_seconds(read.bytes, max(read.inflight - 1, 0) * read.bytes) + shift
 
 
 def _against(state: State, evidence: Evidence, now: float, tuning: Tuning, costs: Costs | None) -> str:
@@ -310,8 +260,8 @@ def _as_projected(read: Read, evidence: Evidence, idle: Costs | None, tuning: Tu
     """Whether a read took what models and RTT say, and reads of the usual size pay by them: it is none against them."""
     if not read.ok or idle is None:
         return False
-    expected = _expected(read, evidence, idle) * max(idle.fetch_tail, math.exp(tuning.noise))
-    return read.least <= expected and project(evidence, idle).best <= tuning.leave
+    usual = expected(read, evidence, idle) * max(idle.fetch_tail, math.exp(tuning.noise))
+    return read.least <= usual and project(evidence, idle).best <= tuning.leave
 
 
 def _moved(state: State, name: str, reason: str, now: float, tuning: Tuning, rtt: float | None = None) -> State:
@@ -342,9 +292,9 @@ def _limited(
     limit, baseline, share, raised = state.limit, state.baseline, state.share, state.raised
     if costs is not None:
         for read in evidence.reads:
-            expected = costs.read_seconds(read.bytes) / state.pace
-            if read.ok and expected > 0.0:
-                actual = read.seconds / expected
+            usual = costs.read_seconds(read.bytes) / state.pace
+            if read.ok and usual > 0.0:
+                actual = read.seconds / usual
                 baseline = limits.baseline_after(baseline, actual, read.inflight)
                 limit = limits.limit_after(limit, baseline, actual, read.inflight)
     failed = sum(not read.ok for read in evidence.reads)
