@@ -313,8 +313,8 @@ def test_worker_killed_while_it_computes(engines: Prepared, figure: Callable[[st
     figure(f"worker killed, {MODES[-1]}: with hook {hooked}, without {plain}")
     assert hooked == plain
     assert all(one.error for one in hooked[0])
-    (row,) = engines.hooked.service.get("/v1/offload")["engines"]
-    assert row["last_poll_age_seconds"] < 120  # the service keeps what it knew
+    rows = engines.hooked.service.get("/v1/offload")["engines"]
+    assert all(row["last_poll_age_seconds"] < 120 for row in rows)  # none where vLLM came to say goodbye
 
 
 def running_requests(stack: Stack) -> int:

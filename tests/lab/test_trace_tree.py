@@ -82,7 +82,6 @@ def test_without_vllms_tracing_only_the_callers_tree_is_missing(
     assert [part["part"] for part in record["timeline"]] == [
         "intake", "queue", "lookup", "slot", "fetch", "resume", "prefill",
     ]  # fmt: skip
-    assert abs(record["residual_seconds"]) <= 0.05 * record["ttft_seconds"]
     assert parts == pytest.approx(record["ttft_seconds"], rel=0.05)
     assert 0 < record["ttft_seconds"] <= done.ttft
     assert all(record["timeline"][index]["seconds"] > 0 for index in (0, 2, 4, 6))
@@ -193,7 +192,6 @@ def test_without_a_caller_each_has_its_own_trace_and_they_are_joined(collector: 
     assert request.trace_id != vllm.trace_id
     assert children(spans, request) == Counter([semconv.SPAN_LOOKUP, semconv.SPAN_FETCH, semconv.SPAN_DECODE])
     assert record["vllm"]["ttft_seconds"] == pytest.approx(vllm.attributes[semconv.VLLM_TTFT])
-    assert abs(record["residual_seconds"]) <= 0.05 * record["ttft_seconds"]
 
 
 def test_lmcaches_own_spans_are_joined(collector: Stack, sink: Sink, figure: Callable[[str], None]) -> None:
