@@ -62,6 +62,9 @@ contract: $(VENV)/.installed ## The hook against the real connector base of vLLM
 rdma-test: $(VENV)/.installed ## RDMA probe over Soft-RoCE and Soft-iWARP in a QEMU guest; KVGUARD_RDMA_FULL=1 for 300,000 probes
 	$(BIN)/python -m lab.guest test
 
+.PHONY: rdma-test-again
+rdma-test-again: rdma-test ## The same in a guest started anew
+
 lab-env: $(VENV)/.installed ## Build the environment with vLLM (CPU), LMCache and the tiny model (cached outside the tree)
 	$(BIN)/python -m lab env
 

@@ -1,6 +1,8 @@
 """What the verbs program costs: no memory per probe, no lock held while it waits."""
 
+import itertools
 import json
+import statistics
 import time
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from tests.rdma.guest.conftest import FAR, FULL, IWARP_FAR, IWARP_NEAR, NEAR, PY
 
 PROBES = 300_000 if FULL else 10_000
 BATCH = 1000
+ONCE = 1_000_000
+"""Bytes that the process may grow by apart from any leak."""
 SESSIONS = 60 if FULL else 12
 
 
@@ -23,7 +27,10 @@ def resident(pid: int) -> int:
 
 @pytest.mark.parametrize("transport", ["roce", "iwarp"])
 def test_no_leak_over_many_probes(request: pytest.FixtureRequest, transport: str) -> None:
-    """A work request that is not closed costs 62 bytes (18.7 MB over 300,000, measured): less than half of that."""
+    """A work request that is not closed costs 62 bytes (18.7 MB over 300,000, measured): less than half of that.
+
+    By the median round, as a leak is in each of them: the heap grows once by some 0.4 MB, in whichever round.
+    """
     device, far, near = ("rxe0", FAR, NEAR) if transport == "roce" else ("siw0", IWARP_FAR, IWARP_NEAR)
     with probing(far, request.getfixturevalue(transport), device=device, source=near) as prober:
         sizes = []
@@ -36,8 +43,10 @@ def test_no_leak_over_many_probes(request: pytest.FixtureRequest, transport: str
             assert prober.pid == pid, "the program was started again"
             sizes.append(resident(prober.pid))
     grown = sizes[-1] - sizes[1]
+    each = statistics.median(after - before for before, after in itertools.pairwise(sizes[1:]))
     print(f"{transport}: resident {sizes[1] / 1e6:.2f} MB, after {PROBES} more probes {grown / 1e6:+.3f} MB")
-    assert grown < 30 * PROBES
+    assert each < 30 * BATCH
+    assert grown < 30 * PROBES + ONCE
 
 
 def test_no_leak_over_many_sessions(roce: int) -> None:
