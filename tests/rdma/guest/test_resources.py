@@ -1,8 +1,6 @@
 """What the verbs program costs: no memory per probe, no lock held while it waits."""
 
-import itertools
 import json
-import statistics
 import time
 from pathlib import Path
 
@@ -10,10 +8,9 @@ import pytest
 
 from tests.rdma.guest.conftest import FAR, FULL, IWARP_FAR, IWARP_NEAR, NEAR, PYTHON, measured, netem, probing, sh
 
-PROBES = 300_000 if FULL else 10_000
+PROBES = 300_000 if FULL else 50_000
+"""Many, as the heap takes 0.7 MB of leaks before it grows, and may grow by 0.4 MB without any."""
 BATCH = 1000
-ONCE = 1_000_000
-"""Bytes that the process may grow by apart from any leak."""
 SESSIONS = 60 if FULL else 12
 
 
@@ -27,10 +24,7 @@ def resident(pid: int) -> int:
 
 @pytest.mark.parametrize("transport", ["roce", "iwarp"])
 def test_no_leak_over_many_probes(request: pytest.FixtureRequest, transport: str) -> None:
-    """A work request that is not closed costs 62 bytes (18.7 MB over 300,000, measured): less than half of that.
-
-    By the median round, as a leak is in each of them: the heap grows once by some 0.4 MB, in whichever round.
-    """
+    """A work request that is not closed costs 62 bytes (18.7 MB over 300,000, measured): less than half of that."""
     device, far, near = ("rxe0", FAR, NEAR) if transport == "roce" else ("siw0", IWARP_FAR, IWARP_NEAR)
     with probing(far, request.getfixturevalue(transport), device=device, source=near) as prober:
         sizes = []
@@ -43,10 +37,8 @@ def test_no_leak_over_many_probes(request: pytest.FixtureRequest, transport: str
             assert prober.pid == pid, "the program was started again"
             sizes.append(resident(prober.pid))
     grown = sizes[-1] - sizes[1]
-    each = statistics.median(after - before for before, after in itertools.pairwise(sizes[1:]))
     print(f"{transport}: resident {sizes[1] / 1e6:.2f} MB, after {PROBES} more probes {grown / 1e6:+.3f} MB")
-    assert each < 30 * BATCH
-    assert grown < 30 * PROBES + ONCE
+    assert grown < 30 * PROBES
 
 
 def test_no_leak_over_many_sessions(roce: int) -> None:
