@@ -23,7 +23,9 @@ from guard import __version__, semconv
 from guard.errors import WireError
 from guard.hook.config import HookConfig
 from guard.hook.failsafe import Failsafe, logger
-from guard.hook.transport import Backoff, Complaints, HttpTransport, Reply, Transport, Worker, described
+from guard.hook.outages import Backoff, Complaints, described
+from guard.hook.thread import Worker
+from guard.hook.transport import HttpTransport, Reply, Transport
 from guard.wire import Directive, DirectiveSet
 
 WAIT_SECONDS: Final = 5

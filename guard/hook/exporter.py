@@ -22,8 +22,10 @@ from guard import semconv
 from guard.hook.config import HookConfig
 from guard.hook.failsafe import Failsafe
 from guard.hook.otlp_json import TAIL, encode_span, head
+from guard.hook.outages import Backoff, Complaints, described
 from guard.hook.recorder import Record, Recorder
-from guard.hook.transport import Backoff, Complaints, HttpTransport, Transport, Worker, described
+from guard.hook.thread import Worker
+from guard.hook.transport import HttpTransport, Transport
 
 DRAIN_SECONDS: Final = 0.1
 """Longest wait between two looks at the ring."""

@@ -1,4 +1,4 @@
-"""HTTP/1.1 to the kvguard service: keep-alive, time limits, size limits, failover, backoff. Drain threads only.
+"""HTTP/1.1 to the kvguard service: keep-alive, time limits, size limits, failover. Drain threads only.
 
 Building a TLS context and importing `ssl` are slow and hold the GIL, so both happen when the hook is built, before
 serving starts.
@@ -7,10 +7,8 @@ serving starts.
 import contextlib
 import encodings.idna  # noqa: F401  looking up a host name imports it
 import http.client
-import random
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,11 +18,10 @@ from urllib.parse import urlsplit
 from guard import __version__
 from guard.hook.config import HookConfig
 from guard.hook.failsafe import logger
+from guard.hook.outages import RETRY_AFTER_LIMIT
 
 CONNECT_TIMEOUT: Final = 3.0
-RETRY_AFTER_LIMIT: Final = 60.0
 _CHUNK: Final = 1 << 16
-_LOG_AGAIN: Final = 300.0
 
 
 class Reply(NamedTuple):
@@ -185,97 +182,6 @@ class HttpTransport:
             else:
                 self._connection = http.client.HTTPConnection(host, url.port, timeout=CONNECT_TIMEOUT)
         return self._connection
-
-
-class Backoff:
-    """How long to wait after failures: nothing until every endpoint has failed once, then exponentially with jitter."""
-
-    def __init__(self, endpoints: int, *, first: float, longest: float, rng: random.Random) -> None:
-        self._endpoints = endpoints
-        self._first = first
-        self._longest = longest
-        self._rng = rng
-        self._failures = 0
-        self._asked = 0.0
-
-    def failed(self, retry_after: float | None = None) -> float:
-        """Counts a failure; returns the seconds to wait before the next attempt."""
-        self._failures += 1
-        self._asked = max(self._asked, min(retry_after or 0.0, RETRY_AFTER_LIMIT))
-        rounds, rest = divmod(self._failures, self._endpoints)
-        if rest:
-            return 0.0
-        wait = min(self._longest, self._first * 2.0 ** min(rounds - 1, 30)) * self._rng.uniform(0.5, 1.0)
-        asked, self._asked = self._asked, 0.0
-        return max(wait, asked)
-
-    def succeeded(self) -> None:
-        """Starts over."""
-        self._failures = 0
-        self._asked = 0.0
-
-
-def described(status: int) -> str:
-    """An HTTP status for the log, with what to do where that is known."""
-    if status == 401:
-        return f"{status}: KVGUARD_TOKEN_FILE must hold a token with the scope ingest"
-    if status == 403:
-        return (
-            f"{status}: KVGUARD_TOKEN_FILE must hold a token with the scope ingest; a service without tokens must be"
-            " called 127.0.0.1, localhost, or a name of its allowed_hosts"
-        )
-    return str(status)
-
-
-class Complaints:
-    """Log lines about the service, one per kind every five minutes, so that a dead service does not fill vLLM's log."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._last: dict[str, float] = {}
-
-    def say(self, kind: str, message: str, *args: object) -> None:
-        """Logs `message` unless the same `kind` was logged lately."""
-        now = self._clock()
-        if now - self._last.get(kind, float("-inf")) >= _LOG_AGAIN:
-            self._last[kind] = now
-            logger.warning(message, *args)
-
-
-class Worker:
-    """A named daemon thread that lives in one process only: a forked child has none until it starts its own."""
-
-    def __init__(self, name: str, target: Callable[[threading.Event], None]) -> None:
-        self._name = name
-        self._target = target
-        self._thread: threading.Thread | None = None
-        self._stop = threading.Event()
-        self._pid = 0
-
-    def start(self, pid: int) -> bool:
-        """Starts the thread; False when this process (its `pid`) has it already."""
-        if self._thread is not None and self._pid == pid and self._thread.is_alive():
-            return False
-        self._pid = pid
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._target, args=(self._stop,), name=self._name, daemon=True)
-        self._thread.start()
-        return True
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the thread was asked to end."""
-        return self._stop.is_set()
-
-    def signal(self) -> None:
-        """Asks the thread to end."""
-        self._stop.set()
-
-    def join(self, pid: int, timeout: float) -> None:
-        """Waits up to `timeout` seconds for the thread's end, if it is this process's own."""
-        thread = self._thread
-        if thread is not None and self._pid == pid and thread is not threading.current_thread():
-            thread.join(timeout)
 
 
 def _tls(ca_file: Path | None) -> ssl.SSLContext:
