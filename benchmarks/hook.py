@@ -17,7 +17,8 @@ from guard.costs import Traffic
 from guard.hook.adapters.base import Adapter
 from guard.hook.connector import guarded
 from guard.hook.recorder import Recorder
-from guard.hook.requests import Backend, Scope
+from guard.hook.records import Scope
+from guard.hook.requests import Backend
 from guard.hook.scheduler import SchedulerSide
 from guard.hook.table import RequestTable
 from guard.wire import Directive

@@ -20,7 +20,8 @@ from guard.hook.engine_metrics import Tally
 from guard.hook.exporter import Exporter
 from guard.hook.failsafe import Failsafe, logger
 from guard.hook.recorder import Recorder
-from guard.hook.requests import Backend, Scope
+from guard.hook.records import Scope
+from guard.hook.requests import Backend
 from guard.hook.table import RequestTable
 from guard.hook.worker import Contexts, boot_id
 from guard.wire import Directive

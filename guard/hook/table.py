@@ -12,16 +12,8 @@ from typing import Any, Final
 
 from guard.hook.engine_metrics import Tally
 from guard.hook.recorder import Recorder
-from guard.hook.requests import (
-    Attempt,
-    Backend,
-    DecodeRecord,
-    FetchRecord,
-    Leg,
-    RequestRecord,
-    RequestState,
-    Scope,
-)
+from guard.hook.records import DecodeRecord, FetchRecord, RequestRecord, Scope
+from guard.hook.requests import Attempt, Backend, Leg, RequestState
 from guard.hook.spans import new_id, new_rng
 from guard.hook.traceparent import parse
 from guard.pace import Pace

@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from guard import semconv
 from guard.hook.recorder import Recorder
-from guard.hook.requests import Backend, Scope
+from guard.hook.records import Scope
+from guard.hook.requests import Backend
 from guard.hook.spans import make_span, new_rng
 from guard.wire import AttributeValue, Span
 

@@ -11,7 +11,8 @@ from typing import Final
 from guard import semconv
 from guard.connectors import LOAD_SYNC
 from guard.hook.recorder import Record, Recorder
-from guard.hook.requests import Attempt, Backend, DecodeRecord, Leg, RequestRecord, RequestState, Scope
+from guard.hook.records import DecodeRecord, RequestRecord, Scope
+from guard.hook.requests import Attempt, Backend, Leg, RequestState
 from guard.hook.spans import CLIENT, make_span, new_id
 from guard.simulate.job import Job
 from guard.simulate.scenario import Scenario

@@ -19,7 +19,8 @@ from guard.hook.config import HookConfig
 from guard.hook.directives import Directives
 from guard.hook.exporter import Exporter
 from guard.hook.recorder import Recorder
-from guard.hook.requests import Backend, Scope
+from guard.hook.records import Scope
+from guard.hook.requests import Backend
 from guard.simulate import scenario as scenarios
 from guard.simulate.clock import Schedule
 from guard.simulate.guarded import Guarded, Leases

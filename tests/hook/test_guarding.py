@@ -12,7 +12,7 @@ from guard.hook import connector as module
 from guard.hook.connector import guarded
 from guard.hook.failsafe import Failsafe
 from guard.hook.recorder import Recorder
-from guard.hook.requests import Scope
+from guard.hook.records import Scope
 from guard.hook.table import RequestTable
 from guard.hook.worker import Contexts
 from guard.pace import PERMIT_NS, Pace

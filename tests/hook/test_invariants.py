@@ -13,7 +13,7 @@ import pytest
 
 from guard import semconv
 from guard.hook import plugin
-from guard.hook.requests import Scope
+from guard.hook.records import Scope
 from guard.hook.table import RequestTable
 from guard.hook.worker import ENVELOPE, Envelope, SyncLoads
 from guard.pace import PERMIT_NS

@@ -12,7 +12,8 @@ from guard import semconv
 from guard.connectors import LMCACHE
 from guard.hook.adapters import reads
 from guard.hook.recorder import Recorder
-from guard.hook.requests import Backend, Scope
+from guard.hook.records import Scope
+from guard.hook.requests import Backend
 from guard.hook.worker import Context, Contexts, Envelope, Load
 from guard.wire import Span
 

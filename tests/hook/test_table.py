@@ -9,7 +9,8 @@ from guard import semconv
 from guard.connectors import LMCACHE_MP, MOONCAKE_STORE, Capability
 from guard.costs import Costs
 from guard.hook.recorder import Recorder
-from guard.hook.requests import Backend, Scope
+from guard.hook.records import Scope
+from guard.hook.requests import Backend
 from guard.hook.table import ORPHAN_NS, RequestTable
 from guard.pace import PERMIT_NS
 from guard.wire import Span

@@ -8,7 +8,8 @@ import pytest
 from guard import semconv
 from guard.connectors import LMCACHE_MP
 from guard.hook.recorder import Recorder
-from guard.hook.requests import Backend, Scope
+from guard.hook.records import Scope
+from guard.hook.requests import Backend
 from guard.hook.worker import Context, Contexts, Envelope, Load, SyncLoads, WorkerSide, boot_id
 from guard.wire import Span
 
