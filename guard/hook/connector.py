@@ -24,10 +24,11 @@ from guard.hook.adapters.lmcache import LMCacheAdapter
 from guard.hook.adapters.lmcache_mp import LMCacheMPAdapter
 from guard.hook.config import vllm_metrics
 from guard.hook.engine_stats import reporting
+from guard.hook.envelope import ENVELOPE, Envelope, SyncLoads
 from guard.hook.failsafe import Failsafe
 from guard.hook.runtime import announce, backend_of, runtime_for
 from guard.hook.scheduler import SchedulerSide
-from guard.hook.worker import ENVELOPE, Envelope, SyncLoads, WorkerSide
+from guard.hook.worker import WorkerSide
 
 MARK: Final = "_kvguard_inner"
 _MISSING: Final = object()

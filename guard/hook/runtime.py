@@ -17,13 +17,14 @@ from guard.hook.backends import place_of
 from guard.hook.config import HookConfig
 from guard.hook.directives import GOODBYE_SECONDS, Directives
 from guard.hook.engine_metrics import Tally
+from guard.hook.envelope import boot_id
 from guard.hook.exporter import Exporter
 from guard.hook.failsafe import Failsafe, logger
 from guard.hook.recorder import Recorder
 from guard.hook.records import Scope
 from guard.hook.requests import Backend
 from guard.hook.table import RequestTable
-from guard.hook.worker import Contexts, boot_id
+from guard.hook.worker import Contexts
 from guard.wire import Directive
 
 DEFAULT_PORT: Final = 8000

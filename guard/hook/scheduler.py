@@ -13,10 +13,10 @@ from guard.connectors import LOAD_SYNC
 from guard.costs import Costs, Traffic
 from guard.gate import Decision
 from guard.hook.adapters.base import Adapter
+from guard.hook.envelope import ENVELOPE, Context, Envelope, Load, SyncLoads
 from guard.hook.requests import Attempt, Backend, Leg, RequestState
 from guard.hook.spans import new_id
 from guard.hook.table import RequestTable
-from guard.hook.worker import ENVELOPE, Context, Envelope, Load, SyncLoads
 from guard.pace import Pace
 from guard.wire import Directive
 

@@ -8,7 +8,7 @@ import pytest
 from guard import semconv
 from guard.hook import connector as module
 from guard.hook.connector import guarded
-from guard.hook.worker import ENVELOPE, Envelope, SyncLoads
+from guard.hook.envelope import ENVELOPE, Envelope, SyncLoads
 from tests.hook.fake_runtime import AUTO, METHODS, OFF, FakeRuntime, Make, decision, serve
 from tests.hook.fakes_vllm import (
     SCHEDULER,

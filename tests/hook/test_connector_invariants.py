@@ -9,7 +9,7 @@ import pytest
 from guard import semconv
 from guard.hook import connector as module
 from guard.hook.connector import guarded
-from guard.hook.worker import ENVELOPE, SyncLoads
+from guard.hook.envelope import ENVELOPE, SyncLoads
 from guard.wire import Reads
 from tests.hook.fake_runtime import AUTO, METHODS, OFF, FakeRuntime, Make, decision, serve
 from tests.hook.fakes_vllm import (

@@ -13,9 +13,9 @@ import pytest
 
 from guard import semconv
 from guard.hook import plugin
+from guard.hook.envelope import ENVELOPE, Envelope, SyncLoads
 from guard.hook.records import Scope
 from guard.hook.table import RequestTable
-from guard.hook.worker import ENVELOPE, Envelope, SyncLoads
 from guard.pace import PERMIT_NS
 from guard.wire import Reads
 from tests.hook.fake_runtime import ENGINE, OFF, FakeRuntime, arrive, new

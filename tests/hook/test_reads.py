@@ -11,10 +11,11 @@ import pytest
 from guard import semconv
 from guard.connectors import LMCACHE
 from guard.hook.adapters import reads
+from guard.hook.envelope import Context, Envelope, Load
 from guard.hook.recorder import Recorder
 from guard.hook.records import Scope
 from guard.hook.requests import Backend
-from guard.hook.worker import Context, Contexts, Envelope, Load
+from guard.hook.worker import Contexts
 from guard.wire import Span
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from guard import semconv
 from guard.connectors import LMCACHE_MP
+from guard.hook.envelope import Context, Envelope, Load, SyncLoads, boot_id
 from guard.hook.recorder import Recorder
 from guard.hook.records import Scope
 from guard.hook.requests import Backend
-from guard.hook.worker import Context, Contexts, Envelope, Load, SyncLoads, WorkerSide, boot_id
+from guard.hook.worker import Contexts, WorkerSide
 from guard.wire import Span
 
 BACKEND = Backend(label="b", capability=LMCACHE_MP, block_tokens=16, rank_bytes=10, ranks=2)

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from guard import semconv
+from guard.hook.envelope import Context
 from guard.hook.failsafe import logger
 from guard.hook.recorder import Recorder
 from guard.hook.records import Scope
 from guard.hook.requests import Backend
 from guard.hook.spans import make_span, new_id, new_rng
-from guard.hook.worker import Context, Contexts, Owner
+from guard.hook.worker import Contexts, Owner
 from guard.wire import AttributeValue, Span
 
 LOOKUP: Final = "lookup"
