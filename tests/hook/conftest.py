@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from guard.hook import connector
+from guard.hook import attach
 from guard.hook.recorder import Recorder
 from tests.hook.fake_runtime import FakeRuntime, Make, new
 
@@ -124,7 +124,7 @@ def new_clock() -> type[FakeClock]:
 def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     """What guarded connectors of this process share."""
     made = FakeRuntime()
-    monkeypatch.setattr(connector, "runtime_for", lambda config: made)
+    monkeypatch.setattr(attach, "runtime_for", lambda config: made)
     return made
 
 
@@ -132,7 +132,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
 def process(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
     """As `runtime`, which errors do not make step aside so soon."""
     made = FakeRuntime(limit=1000)
-    monkeypatch.setattr(connector, "runtime_for", lambda config: made)
+    monkeypatch.setattr(attach, "runtime_for", lambda config: made)
     return made
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from guard import semconv
+from guard.hook import attach
 from guard.hook import connector as module
 from guard.hook.connector import guarded
 from guard.hook.envelope import ENVELOPE, Envelope, SyncLoads
@@ -201,7 +202,7 @@ def test_eager_lookups_are_skipped_where_they_start(make: Make, runtime: FakeRun
 
 
 def test_the_hook_switched_off_leaves_a_plain_connector(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "runtime_for", lambda config: None)
+    monkeypatch.setattr(attach, "runtime_for", lambda config: None)
     connector = guarded(FakeConnector)(vllm_config(), SCHEDULER, None)
     for name, call in METHODS.items():
         connector.calls.clear()

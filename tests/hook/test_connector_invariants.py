@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from guard import semconv
-from guard.hook import connector as module
+from guard.hook import attach
 from guard.hook.connector import guarded
 from guard.hook.envelope import ENVELOPE, SyncLoads
 from guard.wire import Reads
@@ -184,7 +184,7 @@ def test_invariant_5_a_connector_of_which_our_part_fails_to_start_works_unguarde
     def fail(config: Any) -> None:
         raise OSError("no runtime")
 
-    monkeypatch.setattr(module, "runtime_for", fail)
+    monkeypatch.setattr(attach, "runtime_for", fail)
     connector = guarded(MooncakeStoreConnector)(vllm_config(), SCHEDULER, None)
     assert connector.get_num_new_matched_tokens(FakeRequest(), 0) == (2048, True)
 

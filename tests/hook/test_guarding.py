@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from guard import gate, semconv
-from guard.hook import connector as module
+from guard.hook import attach
 from guard.hook.connector import guarded
 from guard.hook.failsafe import Failsafe
 from guard.hook.recorder import Recorder
@@ -65,7 +65,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     made = Process()
-    monkeypatch.setattr(module, "runtime_for", lambda config: made)
+    monkeypatch.setattr(attach, "runtime_for", lambda config: made)
     return made
 
 
