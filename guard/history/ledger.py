@@ -10,12 +10,13 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import Any, Final, Self
 
 from guard.errors import LedgerError
-from guard.history.migrations import MIGRATIONS
+from guard.history.migrations import MIGRATIONS, migrate
+from guard.history.shapes import OWN_NAME, Action, Answer, Call, Entry, Override
 from guard.wire import Event
 
 FILE: Final = "ledger.sqlite3"
@@ -25,67 +26,12 @@ HISTORY_LIMIT: Final = 100_000
 ANSWER_LIMIT: Final = 10_000
 """Idempotency keys remembered; fewer than entries, so that the entry of a remembered key is still there."""
 
-OWN_NAME: Final = "kvguard"
-"""Who the history names for what the service does by itself."""
-
-Action = Literal["set", "clear", "expire"]
-
 _OVERRIDE: Final = "scope, mode, stores, on_lease_expiry, expires_at, reason, who, since, revision"
 _TOLD: Final = ("mode", "stores", "on_lease_expiry", "expires_at")
 
 
 class LedgerFullError(LedgerError):
     """The disk under the state directory is full."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Override:
-    """One operator's switch for one scope. `revision` is the number of the history entry that made it."""
-
-    scope: str
-    mode: str
-    stores: bool
-    on_lease_expiry: str
-    expires_at: float | None
-    reason: str
-    who: str
-    since: float
-    revision: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One entry of the history. `action` is `set`, `clear` or `expire` of a switch, `objective`, or an event's kind.
-
-    `source` is where the call came from, `before` and `after` what was and is in force (None: nothing), `evidence`
-    what the controller knew.
-    """
-
-    id: int
-    at: float
-    action: str
-    scope: str
-    who: str
-    source: str
-    reason: str
-    before: dict[str, Any] | None
-    after: dict[str, Any] | None
-    evidence: dict[str, Any] | None
-
-
-class Call(NamedTuple):
-    """Where a write came from; with an idempotency `key`, `digest` tells whether it is the same request again."""
-
-    source: str = ""
-    key: str = ""
-    digest: str = ""
-
-
-class Answer(NamedTuple):
-    """What an idempotency key was used for."""
-
-    digest: str
-    entry: Entry
 
 
 class Ledger:
@@ -120,10 +66,7 @@ class Ledger:
         try:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=FULL")
-            version = int(db.execute("PRAGMA user_version").fetchone()[0])
-            self._check_version(version)
-            for number in range(version, len(MIGRATIONS)):
-                db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version={number + 1}; COMMIT;")
+            migrate(db, self.state_dir)
             # A write that changes nothing: a read-only or full disk shows at start and not at the first switch.
             db.execute("BEGIN IMMEDIATE")
             db.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
@@ -132,13 +75,6 @@ class Ledger:
             db.close()
             raise
         return db
-
-    def _check_version(self, version: int) -> None:
-        if version > len(MIGRATIONS):
-            raise LedgerError(
-                f"state directory {self.state_dir}: its ledger has version {version}, newer than this kvguard's "
-                f"{len(MIGRATIONS)}; start the newer kvguard or use another directory"
-            )
 
     def overrides(self) -> list[Override]:
         """Every override on record, those that have run out included."""

@@ -1,6 +1,10 @@
 """The ledger's tables, as steps from one version to the next."""
 
+import sqlite3
+from pathlib import Path
 from typing import Final
+
+from guard.errors import LedgerError
 
 MIGRATIONS: Final = (
     """
@@ -39,3 +43,19 @@ MIGRATIONS: Final = (
 
 `own` tells what kvguard did by itself (1) from what people did (0): each is numbered and bounded by itself (`seq`).
 """
+
+
+def migrate(db: sqlite3.Connection, state_dir: Path) -> None:
+    """Takes the ledger of `state_dir` to the newest version, a transaction for each step.
+
+    Raises:
+        LedgerError: it was written by a newer kvguard.
+    """
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    if version > len(MIGRATIONS):
+        raise LedgerError(
+            f"state directory {state_dir}: its ledger has version {version}, newer than this kvguard's "
+            f"{len(MIGRATIONS)}; start the newer kvguard or use another directory"
+        )
+    for number in range(version, len(MIGRATIONS)):
+        db.executescript(f"BEGIN IMMEDIATE; {MIGRATIONS[number]} PRAGMA user_version={number + 1}; COMMIT;")

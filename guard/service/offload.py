@@ -11,7 +11,7 @@ import msgspec
 
 from guard import semconv
 from guard.control.shapes import Coefficients, Plan
-from guard.history.ledger import Override
+from guard.history.shapes import Override
 from guard.wire import Directive, Reads
 
 SCOPE_KINDS: Final = ("model", "backend", "engine")

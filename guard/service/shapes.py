@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from guard.history.ledger import Entry, Override
+from guard.history.shapes import Entry, Override
 from guard.service.switches import override_etag
 
 Mode = Literal["on", "off", "auto", "observe"]

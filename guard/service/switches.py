@@ -7,7 +7,7 @@ from typing import Final
 import structlog
 
 from guard import semconv
-from guard.history.ledger import OWN_NAME, Call, Entry, Override
+from guard.history.shapes import OWN_NAME, Call, Entry, Override
 from guard.service.directives import Clock
 from guard.service.journal import Journal
 from guard.service.offload import Overrides

@@ -13,8 +13,9 @@ import pytest
 
 from guard.errors import LedgerError
 from guard.history import ledger as module
-from guard.history.ledger import FILE, Call, Ledger, LedgerFullError, Override
+from guard.history.ledger import FILE, Ledger, LedgerFullError
 from guard.history.migrations import MIGRATIONS
+from guard.history.shapes import Call, Override
 from guard.wire import Event
 
 OFF = Override(
@@ -79,7 +80,8 @@ def test_survives_kill_9_right_after_the_call_returned(tmp_path: Path) -> None:
     code = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from guard.history.ledger import Ledger, Override
+        from guard.history.ledger import Ledger
+        from guard.history.shapes import Override
         ledger = Ledger(Path({str(tmp_path)!r}))
         for n in range(5):
             ledger.set(Override(scope=f"engine:h:8000/{{n}}", mode="off", stores=True, on_lease_expiry="keep",

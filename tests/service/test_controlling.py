@@ -9,7 +9,7 @@ import pytest
 from guard import semconv
 from guard.control.shapes import Plan
 from guard.estimate.shapes import Cell, FetchModel, LookupModel, PrefillModel
-from guard.history.ledger import Override
+from guard.history.shapes import Override
 from guard.service import offload
 from guard.service.controlling import Controlling, gauges
 from guard.service.directives import Clock

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from guard.control.shapes import BYPASS
-from guard.history.ledger import Override
+from guard.history.shapes import Override
 from guard.service.directives import Poll, Registry, RegistryFullError
 from guard.service.offload import Overrides
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from guard.history.ledger import Override
+from guard.history.shapes import Override
 from guard.service import offload
 from guard.service.offload import Overrides, directive, etag, matches, parse_scope
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import JSONResponse
 
-from guard.history.ledger import Call, Override
+from guard.history.shapes import Call, Override
 from guard.service import offload, shapes
 from guard.service.auth import require
 from guard.service.controlled import control_of
