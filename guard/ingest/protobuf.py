@@ -3,40 +3,25 @@
 upb (the C core of protobuf) takes the request apart down to the encoded spans. Those are read here by hand where they
 have the form that every OpenTelemetry encoder gives them (fields in the order of their numbers, short lengths), which
 is three times as fast as making Python objects of every attribute; all others, and every value that is not plain, go
-through upb and the generated classes. Both ways give the same (a test says so).
+through upb and the generated classes (`messages.py`). Both ways give the same (a test says so).
 """
 
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
-from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from guard import semconv
 from guard.errors import WireError
 from guard.ingest import fields
 from guard.ingest.batch import Batch
-from guard.ingest.fields import (
-    COUNT,
-    FLAG,
-    KINDS,
-    MAX_COUNT,
-    MAX_FREE_ATTRIBUTES,
-    MAX_SECONDS,
-    MAX_TEXT,
-    TEXT,
-    check,
-)
+from guard.ingest.fields import COUNT, FLAG, KINDS, MAX_COUNT, MAX_SECONDS, TEXT
 from guard.ingest.memory import Memory
+from guard.ingest.messages import Attributes, read_resource, read_span
 from guard.wire import AttributeValue, Span
-
-Attributes = dict[str, AttributeValue]
 
 _FIELD: Final = descriptor_pb2.FieldDescriptorProto
 _VIEW: Final = {
@@ -113,7 +98,7 @@ def decode(body: bytes, batch: Batch, earliest_ns: int, latest_ns: int) -> None:
                 batch.received += len(encoded)
                 for raw in encoded:
                     if not _plain(raw, spans, batch, earliest_ns, latest_ns):
-                        _any(raw, spans, batch, earliest_ns, latest_ns)
+                        read_span(raw, spans, batch, earliest_ns, latest_ns)
             batch.take(_resource(b"".join(resource_spans.resource)), spans)
     except DecodeError as error:
         batch.groups.clear()
@@ -246,70 +231,8 @@ def _is_error(status: bytes) -> bool:
     return status == b"\x18\x02" or Status.FromString(status).code == Status.STATUS_CODE_ERROR
 
 
-def _any(raw: bytes, spans: list[Span], batch: Batch, earliest_ns: int, latest_ns: int) -> None:
-    """Reads an encoded span of any form; rejects it, with the reason, where it is broken."""
-    try:
-        span = ProtoSpan.FromString(raw)
-    except DecodeError:
-        batch.reject("", "cannot be decoded")
-        return
-    name = span.name
-    ours = name in fields.OURS
-    if not ours and not fields.from_server(name):
-        if name:
-            batch.ignored += 1
-        else:
-            batch.reject("", "has no name")
-        return
-    trace_id, span_id, parent_id = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
-    start_ns, end_ns = span.start_time_unix_nano, span.end_time_unix_nano
-    attributes: Attributes = {}
-    problem = (
-        fields.ids_problem(trace_id, span_id, parent_id)
-        or fields.times_problem(start_ns, end_ns, earliest_ns, latest_ns)
-        or (_read_known(span.attributes, attributes) if ours else _read_free(span.attributes, attributes))
-        or fields.missing_problem(name, attributes)
-    )
-    if problem:
-        batch.reject(name, problem)
-        return
-    error = span.status.code == Status.STATUS_CODE_ERROR
-    spans.append(Span(name, trace_id, span_id, parent_id, start_ns, end_ns, attributes, span.kind, error))
-
-
-def _read_known(pairs: Iterable[KeyValue], attributes: Attributes) -> str:
-    """Reads the attributes in `fields.KINDS`; returns what is wrong with them, if anything."""
-    for pair in pairs:
-        kind = KINDS.get(pair.key)
-        if kind is not None:
-            value, problem = check(pair.key, kind, _scalar(pair.value))
-            if value is None:
-                return problem
-            attributes[pair.key] = value
-    return ""
-
-
-def _read_free(pairs: Iterable[KeyValue], attributes: Attributes) -> str:
-    """Reads every scalar of a span that is only shown to people."""
-    for pair in islice(pairs, MAX_FREE_ATTRIBUTES):
-        value = _scalar(pair.value)
-        if value is not None and value == value and len(pair.key) <= MAX_TEXT:
-            attributes[pair.key] = value[:MAX_TEXT] if isinstance(value, str) else value
-    return ""
-
-
-def _scalar(value: AnyValue) -> AttributeValue | None:
-    """The scalar; None where it is empty, an array, a map or bytes."""
-    kind = value.WhichOneof("value")
-    if kind in ("string_value", "int_value", "double_value", "bool_value"):
-        scalar: AttributeValue = getattr(value, kind)
-        return scalar
-    return None
-
-
 def _resource(encoded: bytes) -> Attributes:
     known = _resources.get(encoded)
     if known is None:
-        pairs = Resource.FromString(encoded).attributes
-        known = _resources.keep(encoded, fields.resource_of((pair.key, _scalar(pair.value)) for pair in pairs))
+        known = _resources.keep(encoded, read_resource(encoded))
     return dict(known)
