@@ -2,7 +2,7 @@
 
 A request is known by the span id of its `kvguard.request` span, which its lookups, fetches and stores name as parent;
 loads and reads name a fetch or a lookup. `llm_request` and `kvguard.decode` are found by parent too, else by request
-id (`match.py`); LMCache's `mp.*` spans by session id = vLLM's internal id.
+id (`loose_ends.py`); LMCache's `mp.*` spans by session id = vLLM's internal id.
 
 A record is given out as soon as its span and the lookups and fetches it speaks of are here (about first-token time),
 or else when the watermark passes: `lateness_seconds` after the request span arrived. What comes later amends it: reads
@@ -12,12 +12,10 @@ until it is forgotten. All times are those of arrival, as told by the caller: no
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from guard import semconv as s
 from guard.correlate.counts import Counts, add, kind_of
-from guard.correlate.ids import join_key
-from guard.correlate.match import pair
+from guard.correlate.loose_ends import LooseEnds
 from guard.correlate.parking import Parking
 from guard.correlate.pending import Pending
 from guard.correlate.records import request_record
@@ -25,16 +23,7 @@ from guard.wire import AttributeValue, RequestRecord, Span
 
 _INNER = frozenset((s.SPAN_READ, s.SPAN_LOAD))
 _OUTER = frozenset((s.SPAN_LOOKUP, s.SPAN_FETCH, s.SPAN_STORE))
-_MAX_GROUP = 64  # a client that sends one request id for ever must not cost more and more
 _ENDS = frozenset((s.SPAN_DECODE, s.SPAN_VLLM_REQUEST))
-
-
-@dataclass(slots=True)
-class _Group:
-    """Requests and spans that share what `join_key` makes of their ids."""
-
-    requests: list[Pending] = field(default_factory=list)
-    spans: dict[str, Span] = field(default_factory=dict)
 
 
 class Joiner:
@@ -68,18 +57,15 @@ class Joiner:
         self._patience_ns = int(patience_seconds * 1e9)
         self._retention_ns = int(retention_seconds * 1e9)
         self._max_pending, self._max_retained = max_pending, max_retained
-        self._max_parked = 4 * max_pending
         self._max_spans = max_spans_per_request
         self._now_ns = 0
         self._by_span: dict[str, Pending] = {}
         self._by_session: dict[str, Pending] = {}
-        self._groups: dict[str, _Group] = {}
         self._unrooted: dict[str, Pending] = {}  # oldest first, as all that follow
         self._closing: deque[tuple[int, Pending]] = deque()
         self._retained: deque[tuple[int, Pending]] = deque()
-        self._parked = Parking(self.counts, self._max_parked, self._max_spans)
-        self._loose: dict[str, tuple[int, Span, str]] = {}  # arrival, span, join key
-        self._loose_by_parent: dict[str, dict[str, Span]] = {}
+        self._parked = Parking(self.counts, 4 * max_pending, max_spans_per_request)
+        self._loose = LooseEnds(self.counts, 4 * max_pending)
         self._ready: list[Pending] = []
         self._changed: dict[str, Pending] = {}
 
@@ -129,8 +115,7 @@ class Joiner:
         while self._unrooted and (first := next(iter(self._unrooted.values()))).first_ns + self._patience_ns <= now:
             self._drop_unrooted(first, self.counts.orphans)
         self._parked.expire(now - self._patience_ns)
-        while self._loose and next(iter(self._loose.values()))[0] + self._lateness_ns <= now:
-            self._settle_loose(self.counts.orphans)
+        self._loose.expire(now - self._lateness_ns)
         records: list[RequestRecord] = []
         for one in self._ready:
             one.fill()
@@ -164,18 +149,16 @@ class Joiner:
         self.counts.joined += 1 + sum(one.kinds.values())
         one.kinds.clear()
         self._closing.append((self._now_ns + self._lateness_ns, one))
-        for end in self._loose_by_parent.pop(root, {}).values():
-            self._unloose(end.span_id)
+        for end in self._loose.take(root):
             self._attach(one, end, one.late)
         if record.internal_id:
             self._by_session[record.internal_id] = one
             self._adopt(one, "session " + record.internal_id)
         name = record.request_id or record.internal_id
         if name:
-            one.join_key = join_key(name)
-            group = self._groups.setdefault(one.join_key, _Group())
-            group.requests = [*group.requests[1 - _MAX_GROUP :], one]
-            self._pair(group)
+            for other in self._loose.enter(one, name):
+                if other.dirty:
+                    self._touch(other)
         one.dirty = True
         self._touch(one)
 
@@ -207,24 +190,9 @@ class Joiner:
         if one is not None:
             self._attach(one, span, one.late)
             return
-        key = join_key(str(span.attributes.get(s.REQUEST_ID, "")))
-        group = self._groups.get(key) if key else None
-        if span.span_id in self._loose or (group and any(span.span_id in one.late for one in group.requests)):
-            self.counts.duplicates += 1
-            return
-        if group and len(group.spans) >= _MAX_GROUP:
-            add(self.counts.overflow, (span,))
-            return
-        while len(self._loose) >= self._max_parked:
-            self._settle_loose(self.counts.evicted)
-        self._loose[span.span_id] = (self._now_ns, span, key)
-        if span.parent_id:
-            self._loose_by_parent.setdefault(span.parent_id, {})[span.span_id] = span
-        if key:
-            if group is None:
-                group = self._groups[key] = _Group()
-            group.spans[span.span_id] = span
-            self._pair(group)
+        for other in self._loose.add(span, self._now_ns):
+            if other.dirty:
+                self._touch(other)
 
     def _server(self, span: Span) -> None:
         session = str(span.attributes.get(s.LMCACHE_SESSION_ID, ""))
@@ -301,43 +269,7 @@ class Joiner:
                 if span.name not in _INNER:
                     self._attach(one, span, one.late)
 
-    def _pair(self, group: _Group) -> None:
-        if group.spans:
-            pair(group.requests, list(group.spans.values()))
-            for one in group.requests:
-                if one.dirty:
-                    self._touch(one)
-
-    def _unloose(self, span_id: str) -> tuple[Span, _Group | None]:
-        """Takes a span out of those without a parent."""
-        _, span, key = self._loose.pop(span_id)
-        siblings = self._loose_by_parent.get(span.parent_id)
-        if siblings is not None:
-            siblings.pop(span_id, None)
-            if not siblings:
-                del self._loose_by_parent[span.parent_id]
-        group = self._groups.get(key) if key else None
-        if group is not None:
-            group.spans.pop(span_id, None)
-            if not group.spans and not group.requests:
-                del self._groups[key]
-        return span, group
-
     # -- Letting go ---------------------------------------------------------------------------------------------------
-
-    def _settle_loose(self, lost: dict[str, int]) -> None:
-        """Makes the oldest pairing by request id final, or counts the span as lost."""
-        span, group = self._unloose(next(iter(self._loose)))
-        for one in group.requests if group is not None else ():
-            if one.vllm_loose is span or one.decode_loose is span:
-                one.late.add(span.span_id)
-                if one.vllm_loose is span:
-                    one.vllm, one.vllm_loose = span, None
-                else:
-                    one.decode, one.decode_loose = span, None
-                self.counts.joined += 1
-                return
-        add(lost, (span,))
 
     def _close(self, one: Pending) -> None:
         """Passes a request's watermark."""
@@ -359,11 +291,7 @@ class Joiner:
             del self._by_span[one.root]
         if one.record is not None and self._by_session.get(one.record.internal_id) is one:
             del self._by_session[one.record.internal_id]
-        group = self._groups.get(one.join_key)
-        if group is not None:
-            group.requests = [other for other in group.requests if other is not one]
-            if not group.requests and not group.spans:
-                del self._groups[one.join_key]
+        self._loose.leave(one)
 
     def _drop_unrooted(self, one: Pending, lost: dict[str, int]) -> None:
         del self._unrooted[one.root]

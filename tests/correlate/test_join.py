@@ -215,7 +215,7 @@ def test_one_request_id_for_ever_costs_no_more_and_more(spans):
         join(parts, joiner, at=number * SECOND)
     joiner.advance(1000 * SECOND)
     assert joiner.counts.joined == 600
-    assert max(len(group.requests) for group in joiner._groups.values()) == 64
+    assert max(len(group.requests) for group in joiner._loose._groups.values()) == 64
 
 
 def test_request_ids_turned_off(spans):
@@ -244,7 +244,8 @@ def test_orphans_are_counted_by_kind_at_the_watermark(spans):
         "llm_request": 1,
     }  # fmt: skip
     assert (joiner.waiting, joiner.pending) == (0, 0)
-    assert not any((joiner._by_span, joiner._parked, joiner._loose, joiner._loose_by_parent, joiner._groups))
+    loose = joiner._loose
+    assert not any((joiner._by_span, joiner._parked, loose, loose._by_parent, loose._groups))
     conserved(joiner)
 
 
@@ -286,7 +287,7 @@ def test_everything_is_forgotten_in_the_end(spans):
         join(spans.one(number, parents=number % 2 == 0), joiner, number)
     joiner.advance(2 * SECOND)
     joiner.advance(8 * SECOND)
-    assert not any((joiner._by_span, joiner._by_session, joiner._groups, joiner._retained, joiner._closing))
+    assert not any((joiner._by_span, joiner._by_session, joiner._loose._groups, joiner._retained, joiner._closing))
     conserved(joiner)
 
 
