@@ -6,8 +6,7 @@ State is kept in the ledger and restored at start. Everything runs in the event 
 
 import heapq
 import math
-import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -21,11 +20,10 @@ from guard.control.projection import costs_of, headroom
 from guard.control.shapes import ALL, BYPASS, HALF_OPEN, OPEN, Evidence, Plan, State
 from guard.costs import Costs
 from guard.estimate.shapes import Cell, Verdict
-from guard.semconv import Metric
 from guard.service.directives import Clock
-from guard.service.evidence import Gathered, Gatherer, Key
+from guard.service.evidence import Gatherer, Key
 from guard.slo.burnrate import Standing, Tally, standing
-from guard.slo.objective import ANY, Objective, Objectives
+from guard.slo.objective import Objective, Objectives
 from guard.wire import AttributeValue, Event, RequestRecord
 
 IDLE_SECONDS: Final = 1.0
@@ -327,46 +325,6 @@ class Controlling:
 def json_key(key: Key) -> str:
     """An engine and backend as one text; engine ids hold no newline."""
     return "\n".join(key)
-
-
-def gauges(controlling: Controlling) -> Iterator[tuple[Metric, Sequence[str], float]]:
-    """What is shown of the controllers, for a scrape on another thread."""
-    for (engine_id, backend), unit in list(controlling.units.items()):
-        held = controlling.gathered.found.get((engine_id, backend)) or Gathered()
-        labels = (unit.model, engine_id, backend)
-        count, _, oldest = controlling.flight((engine_id, backend))
-        yield semconv.KV_FETCH_INFLIGHT, labels, float(count)
-        yield semconv.KV_FETCH_OLDEST_AGE, labels, oldest
-        plan = unit.plan
-        if plan is None:
-            continue
-        yield semconv.CONTROLLER_STATE, (*labels, plan.state), 1.0
-        yield semconv.SLA_ATTAINABLE, labels, float(unit.attainable)
-        reads = plan.reads
-        for name in ("max_inflight", "max_inflight_bytes", "min_tokens", "share"):
-            value = getattr(reads, name)
-            if value is not None and (name != "share" or value < 1.0) and (name != "min_tokens" or value):
-                yield semconv.READS_LIMIT, (*labels, name), float(value)
-        for choice, projected in (
-            ("remote", plan.projection.remote_tail), ("recompute", plan.projection.recompute_tail),
-        ):  # fmt: skip
-            if projected is not None:
-                yield semconv.TTFT_PROJECTED, (*labels, ALL, choice), projected
-        for choice, errors in held.errors.items():
-            if errors:
-                yield semconv.PROJECTION_ERROR, (*labels, choice), statistics.median(list(errors))
-    yield from _objectives(controlling)
-
-
-def _objectives(controlling: Controlling) -> Iterator[tuple[Metric, Sequence[str], float]]:
-    """The bounds as they are set, and the budgets under the models' own names, so that rules can join them."""
-    for item in controlling.objectives.items:
-        yield semconv.SLA_TTFT, (item.model, item.class_, f"{item.percentile:g}"), item.ttft_seconds
-    for model in {unit.model for unit in list(controlling.units.values())}:
-        general, classes = controlling.objectives.for_model(model)
-        for class_, objective in ((ANY, general), *classes.items()):
-            if objective:
-                yield semconv.SLA_BUDGET, (model, class_), objective.budget
 
 
 def _asked(plan: Plan) -> tuple[object, ...]:

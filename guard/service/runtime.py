@@ -19,7 +19,8 @@ from guard.ingest.body import Limits
 from guard.metrics import Telemetry
 from guard.semconv import Metric
 from guard.service.archiving import Archiving
-from guard.service.controlling import CONTROLLER, Controlling, Link, gauges
+from guard.service.controlled import gauges
+from guard.service.controlling import CONTROLLER, Controlling, Link
 from guard.service.directives import Clock, Registry
 from guard.service.estimating import Estimating
 from guard.service.events import Events

@@ -11,7 +11,8 @@ from guard.control.shapes import Plan
 from guard.estimate.shapes import Cell, FetchModel, LookupModel, PrefillModel
 from guard.history.shapes import Override
 from guard.service import offload
-from guard.service.controlling import Controlling, gauges
+from guard.service.controlled import gauges
+from guard.service.controlling import Controlling
 from guard.service.directives import Clock
 from guard.slo.objective import Objective, Objectives
 from guard.wire import Event, FetchRecord, RequestRecord
