@@ -7,8 +7,10 @@ import typer
 
 from guard import __version__
 from guard.cli import experiment, offload, probe, probes
-from guard.cli.errors import FAILED, USAGE, fail
+from guard.cli.errors import USAGE, fail
 from guard.cli.options import DEFAULT_ENDPOINT, CaFile, Endpoint, Json, TokenFile
+from guard.cli.serve import config, serve
+from guard.cli.sweep import sweep
 
 _HELP: Final = """Sees, explains and guards remote KV-cache offloading in vLLM.
 
@@ -37,39 +39,7 @@ app.add_typer(offload.app, name="offload")
 app.command("experiment")(experiment.experiment)
 probes.app.command(probes.DEFAULT_COMMAND)(probe.measure)
 app.add_typer(probes.app, name="probe")
-
-Config = Annotated[Path | None, typer.Option("--config", help="TOML file.", show_default=False)]
-
-
-@app.command()
-def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on [127.0.0.1].", show_default=False)] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one [8420].", show_default=False)] = None,
-    state_dir: Annotated[  # text: an empty one is refused, as a path it would be the working directory
-        str | None, typer.Option(metavar="PATH", help="Directory of the ledger.", show_default=False)
-    ] = None,
-    config: Config = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default=False)] = None,
-) -> None:
-    """Run the service until SIGTERM or Ctrl-C; SIGHUP reads the tokens again.
-
-    Every setting is also a key of the TOML file and a variable KVGUARD_SERVE_*; `kvguard config` shows all of them.
-    Loopback by default; any other address needs tokens. The console is at the same address.
-
-        kvguard serve --state-dir /var/lib/kvguard
-        kvguard serve --host 0.0.0.0 --config /etc/kvguard.toml
-    """
-    from guard.errors import ConfigError, LedgerError
-    from guard.service.server import serve as run
-    from guard.settings import load
-
-    try:
-        loaded = load({"host": host, "port": port, "state_dir": state_dir, "log_level": log_level}, config)
-        run(loaded.settings)
-    except ConfigError as error:
-        fail(str(error), "kvguard config --help explains where settings come from", code=USAGE)
-    except LedgerError as error:
-        fail(str(error), "give another directory with --state-dir", code=FAILED)
+app.command()(serve)
 
 
 @app.command()
@@ -222,26 +192,7 @@ def analyze(
     view.show(place, before, after, limit, as_json=as_json)
 
 
-@app.command()
-def config(config: Config = None, as_json: Json = False) -> None:
-    """Show the settings of `kvguard serve` as they are in force here, and where each comes from.
-
-    A flag beats the environment (KVGUARD_SERVE_*), that beats the file (TOML), that the default. Secrets are files:
-    only their paths are shown. SIGHUP reads tokens_file again; everything else needs a restart.
-    """
-    from guard.cli.show import console, dump, table
-    from guard.errors import ConfigError
-    from guard.settings import load
-
-    try:
-        rows = load({}, config).rows()
-    except ConfigError as error:
-        fail(str(error), code=USAGE)
-    if as_json:
-        dump({row["key"]: {"value": row["value"], "source": row["source"]} for row in rows})
-    else:
-        columns = ("key", "value", "source", "what it is")
-        console().print(table(columns, [(row["key"], row["value"], row["source"], row["description"]) for row in rows]))
+app.command()(config)
 
 
 @app.command()
@@ -290,74 +241,7 @@ def simulate(
     view.run(scenario, trace, rtt, policy, engines, seed, sla, as_json=as_json, plot=plot)
 
 
-@app.command()
-def sweep(
-    engine: Annotated[str, typer.Option(help="URL of the vLLM server to measure.")] = "http://127.0.0.1:8000",
-    endpoint: Endpoint = DEFAULT_ENDPOINT,
-    rtts: Annotated[str, typer.Option(help="Round-trip times to add: 0,200us,1ms,10ms.")] = "0,1ms,2ms,5ms,10ms,20ms",
-    concurrency: Annotated[str, typer.Option(help="Clients that ask at the same time.")] = "1,4,8",
-    injector: Annotated[
-        str,
-        typer.Option(
-            help="What adds it: proxy:LISTEN_HOST:PORT=STORE_HOST:PORT, netem:DEVICE, or command:PROGRAM ... {us}; "
-            "none measures one tier, 0."
-        ),
-    ] = "none",
-    probe: Annotated[
-        str, typer.Option(help="Measures RTT meanwhile: PROBER=TARGET, such as resp=10.0.0.5:6379.", show_default=False)
-    ] = "",
-    reset: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="URL to POST to so that local tiers forget; a JSON body may follow a space. May be repeated.",
-            show_default="ENGINE/reset_prefix_cache",
-        ),
-    ] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Length of the prompts.")] = 2000,
-    output_tokens: Annotated[int, typer.Option(help="Length of the answers.")] = 4,
-    requests: Annotated[int, typer.Option(help="Requests per cell.")] = 8,
-    repeats: Annotated[int, typer.Option(help="Blocks in which every tier comes once.")] = 2,
-    local: Annotated[bool, typer.Option(help="Measure the engine's own cache too.")] = True,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same prompts and order.")] = 0,
-    scope: Annotated[str, typer.Option(help="What is switched: fleet or engine:ID.")] = "fleet",
-    out: Annotated[Path, typer.Option(help="Directory of results and report; a sweep cut off goes on there.")] = Path(
-        "kvguard-sweep"
-    ),
-    api_key_file: Annotated[Path | None, typer.Option(help="File with vLLM's API key.", show_default=False)] = None,
-    token_file: TokenFile = None,
-    as_json: Json = False,
-) -> None:
-    """Measure where remote offload stops paying: latency tiers x concurrency, against recomputing, on a live engine.
-
-    Needs vLLM with the hook, kvguard, an injector in front of the store, and an engine that nobody else uses. Reads are
-    switched off and on for its time. Interrupted or done, the round-trip time and the switch are put back.
-    """
-    from guard.cli import sweep as command
-    from guard.cli.client import read_token
-    from guard.errors import ConfigError, SweepError
-    from guard.sweep.plan import Plan, parse_rtt
-
-    try:
-        plan = Plan(
-            rtts=tuple(parse_rtt(text) for text in rtts.split(",")),
-            concurrencies=tuple(int(text) if text.isdecimal() else 0 for text in concurrency.split(",")),
-            requests=requests, prompt_tokens=prompt_tokens, output_tokens=output_tokens, repeats=repeats, local=local,
-            seed=seed,
-        )  # fmt: skip
-        curves = command.run(
-            plan, engine_url=engine.rstrip("/"), service_url=endpoint.partition(",")[0].rstrip("/"),
-            token=read_token(token_file) if token_file else "",
-            api_key=read_token(api_key_file) if api_key_file else "",
-            scope=scope, injector_text=injector, probe=probe,
-            resets=tuple((url, body) for url, _, body in (text.partition(" ") for text in reset or ())), out=out,
-        )  # fmt: skip
-    except ConfigError as error:
-        fail(str(error), "see: kvguard sweep --help", code=USAGE)
-    except SweepError as error:
-        fail(str(error), f"what was measured is kept in {out}; the same command goes on there", code=FAILED)
-    except KeyboardInterrupt:
-        fail("interrupted; the road and the switch are put back", f"the same command goes on in {out}", code=FAILED)
-    command.show(out, curves, as_json=as_json)
+app.command()(sweep)
 
 
 @app.command()

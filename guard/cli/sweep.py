@@ -1,142 +1,78 @@
-"""`kvguard sweep`: the acceptance test of a remote tier, against a live engine."""
+"""`kvguard sweep`: what it can be asked; `sweep_run` does it."""
 
-import json
-import os
-import platform
-import sys
-from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+import typer
 
-from guard import __version__
-from guard.cli.show import console, dump, table
-from guard.cli.signals import end_as_ctrl_c
-from guard.estimate.shapes import Figure
-from guard.probe import registry
-from guard.probe.prober import Target
-from guard.sweep import analysis, injector, report
-from guard.sweep.analysis import Curve, three_digits
-from guard.sweep.engine import Engine
-from guard.sweep.plan import Plan
-from guard.sweep.results import Results, load
-from guard.sweep.runner import Sweep
-from guard.sweep.service import Service
-
-PINGS = 10
+from guard.cli.errors import FAILED, USAGE, fail
+from guard.cli.options import DEFAULT_ENDPOINT, Endpoint, Json, TokenFile
 
 
-def run(
-    plan: Plan,
-    *,
-    engine_url: str,
-    service_url: str,
-    token: str,
-    api_key: str,
-    scope: str,
-    injector_text: str,
-    probe: str,
-    resets: tuple[tuple[str, str], ...],
-    out: Path,
-) -> list[Curve]:
-    """Measures what is missing in `out` and writes the report there; returns the curves.
+def sweep(
+    engine: Annotated[str, typer.Option(help="URL of the vLLM server to measure.")] = "http://127.0.0.1:8000",
+    endpoint: Endpoint = DEFAULT_ENDPOINT,
+    rtts: Annotated[str, typer.Option(help="Round-trip times to add: 0,200us,1ms,10ms.")] = "0,1ms,2ms,5ms,10ms,20ms",
+    concurrency: Annotated[str, typer.Option(help="Clients that ask at the same time.")] = "1,4,8",
+    injector: Annotated[
+        str,
+        typer.Option(
+            help="What adds it: proxy:LISTEN_HOST:PORT=STORE_HOST:PORT, netem:DEVICE, or command:PROGRAM ... {us}; "
+            "none measures one tier, 0."
+        ),
+    ] = "none",
+    probe: Annotated[
+        str, typer.Option(help="Measures RTT meanwhile: PROBER=TARGET, such as resp=10.0.0.5:6379.", show_default=False)
+    ] = "",
+    reset: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="URL to POST to so that local tiers forget; a JSON body may follow a space. May be repeated.",
+            show_default="ENGINE/reset_prefix_cache",
+        ),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Length of the prompts.")] = 2000,
+    output_tokens: Annotated[int, typer.Option(help="Length of the answers.")] = 4,
+    requests: Annotated[int, typer.Option(help="Requests per cell.")] = 8,
+    repeats: Annotated[int, typer.Option(help="Blocks in which every tier comes once.")] = 2,
+    local: Annotated[bool, typer.Option(help="Measure the engine's own cache too.")] = True,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same prompts and order.")] = 0,
+    scope: Annotated[str, typer.Option(help="What is switched: fleet or engine:ID.")] = "fleet",
+    out: Annotated[Path, typer.Option(help="Directory of results and report; a sweep cut off goes on there.")] = Path(
+        "kvguard-sweep"
+    ),
+    api_key_file: Annotated[Path | None, typer.Option(help="File with vLLM's API key.", show_default=False)] = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Measure where remote offload stops paying: latency tiers x concurrency, against recomputing, on a live engine.
 
-    Raises:
-        ConfigError: an option cannot be used; names it.
-        SweepError: something does not work as it must; the road and the switch are put back.
+    Needs vLLM with the hook, kvguard, an injector in front of the store, and an engine that nobody else uses. Reads are
+    switched off and on for its time. Interrupted or done, the round-trip time and the switch are put back.
     """
-    report.require_plots()
-    end_as_ctrl_c()
-    rtt = _prober(probe)
-    road = injector.parse(injector_text)
-    with (
-        Engine(engine_url, resets, api_key=api_key) as engine,
-        Service(service_url, token=token, scope=scope) as service,
-    ):
-        results = Results(out, plan, _facts(engine.model, injector_text, probe))
-        cells = list(plan.cells())
-        with _progress() as progress:
-            task = progress.add_task("starting", total=len(cells), completed=len(results.cells))
+    from guard.cli import sweep_run
+    from guard.cli.client import read_token
+    from guard.errors import ConfigError, SweepError
+    from guard.sweep.plan import Plan, parse_rtt
 
-            def told(step: str) -> None:
-                progress.update(task, description=step, completed=len(results.cells))
-
-            Sweep(plan, engine, service, road, results, rtt=rtt, told=told).run()
-        estimated = service.inflection()
-    return conclude(out, estimated)
-
-
-def conclude(out: Path, estimated: dict[str, Any] | None = None) -> list[Curve]:
-    """Writes the report of the cells in `out`; `estimated` is what the service says of the same traffic."""
-    facts, cells = load(out)
-    curves = analysis.curves(cells)
-    report.write(out, curves, {**facts, "estimated": estimated})
-    return curves
-
-
-def show(out: Path, curves: list[Curve], *, as_json: bool) -> None:
-    """Prints the answers."""
-    if as_json:
-        dump(json.loads((out / report.JSON).read_text("utf-8")))
-        return
-    heads = (
-        "concurrency>",
-        "recompute>",
-        "remote, fastest>",
-        "departs at RTT>",
-        "stops paying at RTT>",
-        "round trips>",
-    )
-    rows = [
-        (
-            curve.concurrency, _cell(curve.recompute), _cell(curve.tiers[0].remote) if curve.tiers else "-",
-            _cell(curve.departure), _cell(curve.break_even), _cell(curve.round_trips, 1.0, ""),
-        )
-        for curve in curves
-    ]  # fmt: skip
-    printed = console()
-    printed.print(table(heads, rows, title="medians in ms with 95 % intervals (source: measured)"))
-    for curve in curves:
-        printed.print(curve.words, markup=False)
-    printed.print(f"report: {out / report.HTML}", markup=False)
-
-
-def _cell(figure: Figure, scale: float = 1e3, unit: str = " ms") -> str:
-    if figure.value is None:
-        return figure.reason or "-"
-    low = "" if figure.low is None else three_digits(figure.low * scale)
-    high = "beyond" if figure.high is None else three_digits(figure.high * scale)
-    return f"{three_digits(figure.value * scale)} [{low}, {high}]{unit}"
-
-
-def _prober(text: str) -> Callable[[], float | None]:
-    """Measures the least of some round trips to the target named as PROBER=TARGET; nothing without one."""
-    if not text:
-        return lambda: None
-    kind, _, target = text.partition("=")
-    prober = registry.make(Target(target=target, prober=kind))
-
-    def least() -> float | None:
-        sample = prober.probe(PINGS, 2.0)
-        return min(sample.rtts, default=None)
-
-    return least
-
-
-def _facts(model: str, injector_text: str, probe: str) -> dict[str, Any]:
-    return {
-        "model": model,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}",
-        "kvguard": __version__,
-        "injector": injector_text.partition(":")[0],
-        "rtt_from": probe.partition("=")[0] or "what was added",
-    }
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TimeRemainingColumn(), console=Console(file=sys.stderr))
+    try:
+        plan = Plan(
+            rtts=tuple(parse_rtt(text) for text in rtts.split(",")),
+            concurrencies=tuple(int(text) if text.isdecimal() else 0 for text in concurrency.split(",")),
+            requests=requests, prompt_tokens=prompt_tokens, output_tokens=output_tokens, repeats=repeats, local=local,
+            seed=seed,
+        )  # fmt: skip
+        curves = sweep_run.run(
+            plan, engine_url=engine.rstrip("/"), service_url=endpoint.partition(",")[0].rstrip("/"),
+            token=read_token(token_file) if token_file else "",
+            api_key=read_token(api_key_file) if api_key_file else "",
+            scope=scope, injector_text=injector, probe=probe,
+            resets=tuple((url, body) for url, _, body in (text.partition(" ") for text in reset or ())), out=out,
+        )  # fmt: skip
+    except ConfigError as error:
+        fail(str(error), "see: kvguard sweep --help", code=USAGE)
+    except SweepError as error:
+        fail(str(error), f"what was measured is kept in {out}; the same command goes on there", code=FAILED)
+    except KeyboardInterrupt:
+        fail("interrupted; the road and the switch are put back", f"the same command goes on in {out}", code=FAILED)
+    sweep_run.show(out, curves, as_json=as_json)
