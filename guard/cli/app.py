@@ -162,14 +162,15 @@ def doctor(
         kvguard doctor --pid 4711 --engine http://127.0.0.1:8000
     """
     from guard.cli.doctor.report import run
+    from guard.errors import ConfigError
 
     try:
         code = run(
             command or (), pid=pid, python=python, engine=engine, endpoint=endpoint, token_file=token_file,
             ca_file=ca_file, network=not offline, as_json=as_json,
         )  # fmt: skip
-    except OSError as error:
-        fail(f"--pid {pid}: {error.strerror}", code=USAGE)
+    except ConfigError as error:
+        fail(str(error), code=USAGE)
     raise typer.Exit(code)
 
 

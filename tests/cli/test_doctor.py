@@ -331,7 +331,8 @@ def test_exit_status_and_json() -> None:
     well = run("--offline", "--", "vllm", "serve", "m", "--kv-transfer-config", GOOD, **ON)
     assert well.returncode == 0, well.stdout
     assert well.stdout.endswith("no problems, no warnings\n")
-    assert run("--pid", "4194304").returncode == 2
+    nobody = run("--pid", "4194304")
+    assert (nobody.returncode, nobody.stderr) == (2, "kvguard: --pid 4194304: no such process\n")
     assert run("--nonsense").returncode == 2
 
 

@@ -13,6 +13,7 @@ from typing import Final, TextIO
 
 from guard.cli.doctor import examine, process
 from guard.cli.doctor.findings import Finding, Level
+from guard.errors import ConfigError
 
 SIGNS: Final = {Level.OK: "ok", Level.NOTE: "note", Level.WARNING: "warning", Level.PROBLEM: "PROBLEM"}
 _COLOURS: Final = {Level.OK: "32", Level.NOTE: "2", Level.WARNING: "33", Level.PROBLEM: "31;1"}
@@ -57,8 +58,8 @@ def main(arguments: Sequence[str]) -> int:
             command, pid=known.pid, python=known.python, engine=known.engine, endpoint=known.endpoint,
             token_file=known.token_file, ca_file=known.ca_file, network=not known.offline, as_json=known.json,
         )  # fmt: skip
-    except OSError as error:
-        parser.error(f"--pid {known.pid}: {error.strerror}")
+    except ConfigError as error:
+        parser.error(str(error))
 
 
 def run(
@@ -76,11 +77,15 @@ def run(
     """Examines and prints; returns the exit status.
 
     Raises:
-        OSError: there is no process `pid`, or it is somebody else's.
+        ConfigError: there is no process `pid`, or it is somebody else's.
     """
     env: Mapping[str, str] = os.environ
     if pid is not None:
-        command, env, found = process(pid)
+        try:
+            command, env, found = process(pid)
+        except OSError as error:
+            problem = "no such process" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+            raise ConfigError(f"--pid {pid}", problem) from None
         python = python or found
     findings = examine(
         command, env=env, python=python, engine=engine, endpoint=endpoint, token_file=token_file, ca_file=ca_file,
