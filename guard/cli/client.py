@@ -23,14 +23,10 @@ class Client:
             fail(f"{endpoint!r} is not a URL", "give --endpoint http://HOST:PORT or set KVGUARD_ENDPOINT", code=USAGE)
         self.endpoint = first
         headers = {"Authorization": f"Bearer {read_token(token_file)}"} if token_file else {}
-        verify: ssl.SSLContext | bool = True
-        if ca_file:
-            try:
-                verify = ssl.create_default_context(cafile=str(ca_file))
-            except OSError as error:
-                fail(f"certificate file {ca_file}: {error.strerror or error}", code=USAGE)
         # No proxies: the service is near, and its name means nothing to them.
-        self._http = httpx2.Client(base_url=first, headers=headers, timeout=TIMEOUT, verify=verify, trust_env=False)
+        self._http = httpx2.Client(
+            base_url=first, headers=headers, timeout=TIMEOUT, verify=trusted(ca_file), trust_env=False
+        )
 
     def get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
         """`GET path`."""
@@ -92,6 +88,16 @@ def _problem(response: httpx2.Response) -> tuple[str, str]:
 def segment(name: str) -> str:
     """A name as the rest of a URL's path; its slashes stay, unless dots between them would climb to another name."""
     return quote(name, safe="" if {".", ".."} & set(name.split("/")) else "/")
+
+
+def trusted(ca_file: Path | None) -> ssl.SSLContext | bool:
+    """The authorities to trust, as httpx2 takes them; ends the command where the file holds none."""
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except OSError as error:
+        fail(f"certificate file {ca_file}: {error.strerror or error}", code=USAGE)
 
 
 def read_token(path: Path) -> str:

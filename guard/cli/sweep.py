@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from guard.cli.errors import FAILED, USAGE, fail
-from guard.cli.options import DEFAULT_ENDPOINT, Endpoint, Json, TokenFile
+from guard.cli.options import DEFAULT_ENDPOINT, CaFile, Endpoint, Json, TokenFile
 
 
 def sweep(
@@ -43,6 +43,7 @@ def sweep(
     ),
     api_key_file: Annotated[Path | None, typer.Option(help="File with vLLM's API key.", show_default=False)] = None,
     token_file: TokenFile = None,
+    ca_file: CaFile = None,
     as_json: Json = False,
 ) -> None:
     """Measure where remote offload stops paying: latency tiers x concurrency, against recomputing, on a live engine.
@@ -51,7 +52,7 @@ def sweep(
     switched off and on for its time. Interrupted or done, the round-trip time and the switch are put back.
     """
     from guard.cli import sweep_run
-    from guard.cli.client import read_token
+    from guard.cli.client import read_token, trusted
     from guard.errors import ConfigError, SweepError
     from guard.sweep.plan import Plan, parse_rtt
 
@@ -64,7 +65,7 @@ def sweep(
         )  # fmt: skip
         curves = sweep_run.run(
             plan, engine_url=engine.rstrip("/"), service_url=endpoint.partition(",")[0].rstrip("/"),
-            token=read_token(token_file) if token_file else "",
+            token=read_token(token_file) if token_file else "", verify=trusted(ca_file),
             api_key=read_token(api_key_file) if api_key_file else "",
             scope=scope, injector_text=injector, probe=probe,
             resets=tuple((url, body) for url, _, body in (text.partition(" ") for text in reset or ())), out=out,

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import ssl
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ def run(
     engine_url: str,
     service_url: str,
     token: str,
+    verify: ssl.SSLContext | bool,
     api_key: str,
     scope: str,
     injector_text: str,
@@ -54,7 +56,7 @@ def run(
     road = injector.parse(injector_text)
     with (
         Engine(engine_url, resets, api_key=api_key) as engine,
-        Service(service_url, token=token, scope=scope) as service,
+        Service(service_url, token=token, scope=scope, verify=verify) as service,
     ):
         results = Results(out, plan, _facts(engine.model, injector_text, probe))
         cells = list(plan.cells())

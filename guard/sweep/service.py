@@ -1,5 +1,6 @@
 """kvguard's own API as a sweep uses it: switches reads off for the road that recomputes, and asks what happened."""
 
+import ssl
 import time
 from typing import Any, Final, Self
 from urllib.parse import quote
@@ -15,11 +16,18 @@ SWITCH_TTL: Final = 900.0
 
 
 class Service:
-    """Client of `kvguard serve` at `url`; `scope` is what the sweep switches (the engine, by default the fleet)."""
+    """Client of `kvguard serve` at `url`; `scope` is what the sweep switches (the engine, by default the fleet).
 
-    def __init__(self, url: str, *, token: str = "", scope: str = "fleet") -> None:
+    `verify` is what httpx2 trusts: True, or a context with other authorities.
+    """
+
+    def __init__(
+        self, url: str, *, token: str = "", scope: str = "fleet", verify: ssl.SSLContext | bool = True
+    ) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._http = httpx2.Client(base_url=url, headers=headers, timeout=APPLY_SECONDS + 5.0, trust_env=False)
+        self._http = httpx2.Client(
+            base_url=url, headers=headers, timeout=APPLY_SECONDS + 5.0, verify=verify, trust_env=False
+        )
         self._path = f"/v1/offload/{quote(scope)}"
         self._etag = ""  # of the switch that the sweep has put, empty where there is none
 

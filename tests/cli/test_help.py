@@ -40,7 +40,10 @@ def test_the_first_page_tells_exit_status_and_environment():
         assert words in " ".join(text.split())
 
 
-@pytest.mark.parametrize("arguments", [[], ["nonsense"], ["offload", "off", "--wait", "soon"], ["explain"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["nonsense"], ["offload", "off", "--wait", "soon"], ["explain"], ["sweep", "--ca-file", "/no/such.pem"]],
+)
 def test_wrong_usage_is_2(arguments):
     assert CliRunner().invoke(app, arguments).exit_code == 2
 

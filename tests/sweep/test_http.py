@@ -1,9 +1,11 @@
 """Engine and service as the sweep sees them over HTTP: small servers that answer what vLLM and kvguard answer."""
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from guard.errors import SweepError
 from guard.sweep.engine import Engine, Prompts
 from guard.sweep.service import Service
+from tests.probe.servers import certificate
 
 
 class Fake(ThreadingHTTPServer):
@@ -202,3 +205,25 @@ def test_a_token_is_sent_and_a_refusal_is_said(fake):
         service.switch("on")
     with Service("http://127.0.0.1:1") as service, pytest.raises(SweepError, match="does not answer"):
         service.switch("on")
+
+
+def test_https_is_trusted_by_its_authority_only(tmp_path: Path, needs: Any):
+    needs("openssl")
+    cert, key = certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    server = Fake()
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.will("GET", "/v1/inflection", 200, {"estimates": []})
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    url = server.url.replace("http:", "https:")
+    try:
+        with Service(url, verify=ssl.create_default_context(cafile=str(cert))) as service:
+            assert service.inflection() == {"estimates": []}
+        with Service(url) as service, pytest.raises(SweepError, match="does not answer"):
+            service.inflection()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
