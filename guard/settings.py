@@ -33,6 +33,7 @@ ENV_PREFIX: Final = "KVGUARD_SERVE_"
 
 Source = Literal["default", "file", "environment", "flag"]
 _MIB: Final = 1 << 20
+_USER: Final = re.compile(r"(?<=://)[^/?#]*@")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -157,9 +158,9 @@ class Loaded:
     sources: Mapping[str, Source]
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row per key for `kvguard config`: key, value, source, description. There are no secrets to mask.
+        """One row per key for `kvguard config`: key, value, source, description.
 
-        Secrets live in files of which only the path is a setting; a password inside `forward_endpoint` is masked.
+        Secrets live in files of which only the path is a setting; a password inside a URL is masked.
         """
         data = self.settings.model_dump(mode="json")
         return [
@@ -276,7 +277,7 @@ def _problem(error: Any, key: str, source: Source, path: Path | None) -> str:
     hint = ""
     if source == "environment" and str(error["input"]).startswith("tcp://"):
         hint = "; Kubernetes sets this for a Service named kvguard-serve: use enableServiceLinks: false"
-    return f"{message}, got {error['input']!r} ({where}){hint}"
+    return f"{message}, got {_masked(error['input'])!r} ({where}){hint}"
 
 
 def _check_files(settings: Settings) -> None:
@@ -306,8 +307,4 @@ def _check_files(settings: Settings) -> None:
 
 
 def _masked(value: Any) -> Any:
-    if isinstance(value, str) and "://" in value:
-        parts = urlsplit(value)
-        if parts.password is not None or parts.username is not None:
-            return parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]).geturl()
-    return value
+    return _USER.sub("***@", value) if isinstance(value, str) else value

@@ -156,6 +156,10 @@ def test_settings_are_frozen() -> None:
 def test_a_password_in_a_url_is_masked() -> None:
     rows = {row["key"]: row["value"] for row in load({"forward_endpoint": "https://u:pw@c:1/v1/traces"}).rows()}
     assert rows["forward_endpoint"] == "https://***@c:1/v1/traces"
+    with pytest.raises(ConfigError, match=r"starts with http:// or https://, got 'grpc://\*\*\*@c:4317'"):
+        load({"forward_endpoint": "grpc://u:pw@c:4317"})
+    with pytest.raises(ConfigError, match=r"'http://\*\*\*@\[c'"):
+        load({"forward_endpoint": "http://u:pw@[c"})
 
 
 def test_every_key_says_what_it_is() -> None:
