@@ -68,13 +68,8 @@ def run(
 
             Sweep(plan, engine, service, road, results, rtt=rtt, told=told).run()
         estimated = service.inflection()
-    return conclude(out, estimated)
-
-
-def conclude(out: Path, estimated: dict[str, Any] | None = None) -> list[Curve]:
-    """Writes the report of the cells in `out`; `estimated` is what the service says of the same traffic."""
-    facts, cells = load(out)
-    curves = analysis.curves(cells)
+    facts, measured = load(out)
+    curves = analysis.curves(measured)
     report.write(out, curves, {**facts, "estimated": estimated})
     return curves
 
