@@ -11,9 +11,6 @@ resolve to different classes (LMCacheMPConnector does).
 from dataclasses import dataclass
 from typing import Final
 
-GET_MATCHED: Final = "get_num_new_matched_tokens"
-ON_NEW_REQUEST: Final = "on_new_request"
-
 LOAD_ASYNC: Final = "async"
 LOAD_SYNC: Final = "sync"
 LOAD_EITHER: Final = "either"
@@ -33,7 +30,6 @@ class Capability:
     attributes: tuple[str, ...] = ()  # or: attributes of the class that tell the kind
     family: str = FAMILY_PLAIN  # which adapter serves it
     skip: bool = False
-    skip_method: str = GET_MATCHED  # the method in which the lookup starts
     decline: bool = False
     skip_saves: str = ""
     decline_saves: str = ""

@@ -52,7 +52,6 @@ REASONS: Final = (
 )  # fmt: skip
 """Every value that `kvguard.decision.reason` can take here: the label is bounded."""
 
-ALL_CLASSES: Final = "all"
 STATE_BYPASS: Final = "bypass"
 STATE_HALF_OPEN: Final = "half-open"
 

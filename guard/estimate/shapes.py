@@ -3,7 +3,6 @@
 Formulas: design section 4. Everything here is a value; who fits it is `guard.estimate`, who acts on it `guard.control`.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -154,8 +153,3 @@ class Cell:
     seconds_per_token: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))
     serial_round_trips: Figure = field(default_factory=lambda: Figure(value=None, reason="insufficient data"))
     verdict: Verdict = field(default_factory=Verdict)
-
-
-def at_quantile(median: float, spread: float, z: float) -> float:
-    """`median` of a lognormal moved to the quantile whose standard normal deviate is `z` (p95: 1.645)."""
-    return median * math.exp(spread * z)

@@ -289,9 +289,7 @@ class RequestTable:
             attempt.loaded = attempt.tokens
         pace = self.pace(attempt.backend)
         if attempt.backend.capability.lookup_moves_data and not attempt.failed:
-            pace.forget(
-                attempt.span_id
-            )  # the data came with the lookup: how long this took says nothing about the link
+            pace.forget(attempt.span_id)  # the data came with the lookup: this says nothing about the link
         else:
             pace.end(attempt.span_id, now, ok=not attempt.failed)
         self._leaves(state, False)

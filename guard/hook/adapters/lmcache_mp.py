@@ -31,7 +31,6 @@ class LMCacheMPAdapter(Adapter):
         self._requests: dict[str, Any] = {}
         self._chunk = 0
         self._stopped = False
-        self._block = 0
 
     def lookup_starts_early(self, request: Any) -> bool:
         """True with `lmcache.mp.eager_prefetch`, but for resumable requests, as the connector has it."""
