@@ -1,5 +1,6 @@
 """What the ring holds of requests: on an engine thread a record is only made, `spans()` formats on the drain thread."""
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,8 +34,6 @@ class Scope:
 
 def hidden(internal_id: str, salt: bytes) -> str:
     """A request id as 16 hex digits that cannot be turned back; stable within one process group."""
-    import hashlib
-
     return hashlib.blake2b(internal_id.encode(), key=salt[:64], digest_size=8).hexdigest()
 
 
