@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from guard.classes import CLASSES
-from guard.correlate.window import SCHEMA
+from guard.correlate.frame import SCHEMA
 
 ROWS = int(os.environ.get("KVGUARD_BENCH_ROWS", "10000000"))
 GOAL_SECONDS, GOAL_BYTES = 10.0, 2 << 30

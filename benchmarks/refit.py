@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from benchmarks.planted import Plant, plant_samples
-from guard.estimate import fit_samples
+from guard.estimate.cells import fit_samples
 from guard.estimate.samples import CAPACITY, Samples
 
 BACKENDS, CLASSES = 4, 16

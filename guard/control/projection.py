@@ -9,8 +9,7 @@ from typing import Final
 
 from guard.control.shapes import ALL, Coefficients, Evidence, Projection, Read
 from guard.costs import ClassCost, Comparison, Costs
-from guard.estimate.remote import FEW
-from guard.estimate.shapes import Cell
+from guard.estimate.shapes import FEW, Cell
 from guard.slo.objective import Objective
 
 HOLD: Final = 0.1

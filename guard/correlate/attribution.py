@@ -5,13 +5,10 @@ from typing import Any, Final
 import numpy as np
 import polars as pl
 
-from guard import semconv as s
 from guard.correlate.attribution_convoys import convoys
 from guard.correlate.attribution_effects import effects
+from guard.correlate.records import PARTS
 from guard.correlate.stats import Array, correlation, quantile, summary
-
-PARTS: Final = tuple(name.rpartition(".")[2] for name in s.TIME_PARTS)
-"""`intake`, `queue`, `lookup`, `slot`, `fetch`, `resume`, `prefill`: columns of the window's frame."""
 
 _BINS: Final = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from guard import semconv as s
-from guard.correlate.attribution import PARTS
+from guard.correlate.records import PARTS
 from guard.wire import FetchRecord, RequestRecord
 
 _MEANING = {

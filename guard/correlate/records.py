@@ -8,6 +8,9 @@ from guard import semconv as s
 from guard.classes import class_of
 from guard.wire import AttributeValue, FetchRecord, RequestRecord, Span
 
+PARTS: Final = tuple(name.rpartition(".")[2] for name in s.TIME_PARTS)
+"""`intake`, `queue`, `lookup`, `slot`, `fetch`, `resume`, `prefill`: fields of the joined row."""
+
 _SILENT: Final[dict[str, Any]] = {
     s.INTERNAL_ID: "", s.REQUEST_ID: "", s.ENGINE_ID: "", s.REQUEST_MODEL: "", s.BACKEND: "",
     s.INPUT_TOKENS: 0, s.TOKENS_LOCAL: 0, s.TOKENS_MATCHED: 0, s.TOKENS_LOADED: 0, s.TOKENS_COMPUTED: None,

@@ -14,9 +14,7 @@ import numpy as np
 from guard.estimate.blocks import Blocks
 from guard.estimate.linear import Fit, fit
 from guard.estimate.samples import Array
-
-FEW: Final = 30
-"""Fewer rows than this carry a constant only."""
+from guard.estimate.shapes import FEW
 
 _VARIES: Final = 0.02
 """Least coefficient of variation of a regressor that can carry a coefficient."""

@@ -1,12 +1,11 @@
-"""The samples of one cell as columns of numbers: from a window's frame, or record by record in a ring of fixed size."""
+"""The samples of one cell as columns of numbers, taken record by record into a ring of fixed size."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from guard import semconv as s
 from guard.wire import RequestRecord
@@ -21,7 +20,7 @@ DECLINE: Final = 2.0
 SKIP: Final = 3.0
 NONE: Final = 0.0
 OTHER_TIER: Final = 4.0
-_ROADS: Final = {
+ROADS: Final = {
     s.DECISION_NONE: NONE, s.DECISION_REMOTE: REMOTE, s.DECISION_DECLINE: DECLINE, s.DECISION_SKIP: SKIP,
     s.DECISION_OTHER_TIER: OTHER_TIER,
 }  # fmt: skip
@@ -35,7 +34,7 @@ COLUMNS: Final = (
 _AT: Final = {name: index for index, name in enumerate(COLUMNS)}
 _MUST: Final = [_AT[name] for name in ("ttft", "before", "lookup", "slot", "fetch", "resume", "prefill")]
 _HASH: Final = (1 << 52) - 1
-_LONGEST_GAP: Final = 60.0
+LONGEST_GAP: Final = 60.0
 """Time between two samples counts at most so much: a step of a clock ages nothing by more."""
 
 CAPACITY: Final = 4096
@@ -95,7 +94,7 @@ class Ring:
         last = self._data[0, (self._next - 1) % size] if self._next else 0.0
         gaps = np.diff(new[0], prepend=new[0, 0] if self._arrived is None else self._arrived)
         self._arrived = float(new[0, -1])
-        new[0] = last + np.cumsum(gaps.clip(0.0, _LONGEST_GAP))
+        new[0] = last + np.cumsum(gaps.clip(0.0, LONGEST_GAP))
         if size < min(self._next + number, self.count):
             grown = np.full((len(COLUMNS), min(self.count, max(size * 4, self._next + number))), np.nan)
             grown[:, : self._next] = self._data[:, : self._next]
@@ -139,37 +138,12 @@ def row_of(record: RequestRecord) -> tuple[float, ...] | None:
         inflight = record.fetches[0].inflight
     return (
         record.arrival_ns / 1e9, float(hash(record.span_id) & _HASH), float(hash(record.engine_id) & _HASH),
-        float(hash(batch) & _HASH) if batch else 0.0, _ROADS.get(record.decision, OTHER_TIER),
+        float(hash(batch) & _HASH) if batch else 0.0, ROADS.get(record.decision, OTHER_TIER),
         record.prompt_tokens, record.tokens_local, record.tokens_matched, record.tokens_loaded, record.tokens_computed,
         record.running, failed, ttft, *parts, _positive(rtt), _positive(record.lookup_round_trips),
         _positive(trips) if told else math.nan, inflight, size,
         record.vllm_e2e if record.vllm_e2e is not None else _end_to_end(record),
     )  # fmt: skip
-
-
-def of_frame(frame: pl.DataFrame, *, simulated: bool = False) -> Iterator[tuple[str, str, str, Samples]]:
-    """Model, backend, class and samples of every cell of a window's frame; duplicated records count once."""
-    rows = (
-        frame.filter(~pl.col("aborted") & ~pl.col("handoff") & ~pl.col("clamped") & pl.col("ttft").is_not_null())
-        .filter(pl.lit(simulated) | ~pl.col("simulated"))
-        .unique(("engine_id", "internal_id", "arrival_ns"), keep="last", maintain_order=True)
-    )
-    gap = (pl.col("arrival_ns").diff() / 1e9).clip(0.0, _LONGEST_GAP).fill_null(0.0)
-    tpot_end = pl.col("ttft") + pl.col("tpot") * (pl.col("output_tokens") - 1)
-    rows = rows.select(
-        "model", "backend", "class",
-        at=gap.cum_sum(), id=pl.int_range(pl.len()).cast(pl.Float64),
-        engine=_code("engine_id"), batch=pl.when(pl.col("batch").is_null()).then(0.0).otherwise(_code("batch") + 1.0),
-        road=pl.col("decision").replace_strict(_ROADS, default=OTHER_TIER, return_dtype=pl.Float64),
-        prompt="prompt_tokens", local="tokens_local", matched="tokens_matched", loaded="tokens_loaded",
-        computed="tokens_computed", running="running", failed="failed", ttft="ttft",
-        before=pl.col("intake") + pl.col("queue"), lookup="lookup", slot="slot", fetch="fetch", resume="resume",
-        prefill="prefill", rtt="rtt", trips_lookup="lookup_round_trips", trips_fetch="round_trips",
-        inflight="inflight", bytes="fetch_bytes", e2e=pl.coalesce("vllm_e2e", tpot_end),
-    )  # fmt: skip
-    for key, group in sorted(rows.partition_by("model", "backend", "class", as_dict=True).items()):
-        data = group.select(pl.col(COLUMNS).cast(pl.Float64).fill_null(np.nan)).to_numpy().T
-        yield key[0], key[1], key[2], clean(Samples(np.ascontiguousarray(data)))
 
 
 def clean(samples: Samples) -> Samples:
@@ -190,10 +164,6 @@ def pooled(parts: list[Samples], capacity: int = CAPACITY) -> Samples:
     step = -(-total // capacity) if total else 1
     data = np.concatenate([part.data[:, ::step] for part in parts], axis=1)
     return Samples(data, np.argsort(data[0], kind="stable")) if len(parts) > 1 else Samples(data)
-
-
-def _code(name: str) -> pl.Expr:
-    return pl.col(name).rank("dense").cast(pl.Float64)
 
 
 def _positive(value: float | None) -> float:

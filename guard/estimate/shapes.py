@@ -11,6 +11,12 @@ State = Literal["ok", "departed", "harmful", "insufficient-data"]
 Cause = Literal["rtt", "bandwidth", "queue", "fixed-cost", "mixed", "unknown"]
 Shape = Literal["knee", "no-knee", "insufficient-data"]
 
+POOL: Final = "all"
+"""Class of the pooled cell of a model and backend."""
+
+FEW: Final = 30
+"""Fewer reads than this carry a constant only, no coefficient."""
+
 PRIOR_DEPARTURE_RTT: Final = 200e-6
 PRIOR_BREAK_EVEN_RTT: Final = 500e-6
 """Published by one report for one system (NOTICE); they stand only until the deployment's own data replace them."""

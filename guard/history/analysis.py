@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from guard.classes import CONCURRENCY_BANDS, PROMPT_BANDS
-from guard.correlate.window import SCHEMA
+from guard.correlate.frame import SCHEMA
 from guard.errors import KVGuardError
 
 BLOCK_SECONDS: Final = 600

@@ -10,11 +10,12 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
-
-import polars as pl
+from typing import TYPE_CHECKING, Final
 
 from guard.errors import LedgerError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 UNFINISHED: Final = ".unfinished"
 
@@ -41,12 +42,14 @@ class Archive:
         except OSError as error:
             raise self._error(error) from None
 
-    def write(self, frames: Sequence[pl.DataFrame], at: float) -> int:
+    def write(self, frames: Sequence["pl.DataFrame"], at: float) -> int:
         """Writes the rows as one file, named after Unix time `at`; returns how many there were.
 
         Raises:
             LedgerError: it could not be written; nothing of it is left.
         """
+        import polars as pl  # loaded by whoever made the frames; an archive without any needs none
+
         rows = pl.concat(frames)
         when = datetime.fromtimestamp(at, UTC)
         self._number += 1

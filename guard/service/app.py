@@ -5,17 +5,16 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
-import httpx2
 from fastapi import FastAPI
 
 from guard import __version__, semconv
 from guard.service import openapi, problems
 from guard.service.auth import Tokens
 from guard.service.browsers import BrowserDefence
-from guard.service.console import pages, picture
+from guard.service.console import pages
 from guard.service.forward import Forwarder, read_headers
 from guard.service.limits import BodyLimit
-from guard.service.routes import health, inflection, objectives, offload, probes, requests
+from guard.service.routes import health, inflection, objectives, offload, picture, probes, requests
 from guard.service.routes.directives import delete_directives, get_directives
 from guard.service.routes.events import get_events
 from guard.service.routes.traces import Budget, post_traces
@@ -63,6 +62,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             asyncio.create_task(runtime.probing.run(), name="probe"),
         ]
         if settings.forward_endpoint:
+            import httpx2  # takes long to load, and most services forward nothing
+
             client = await stack.enter_async_context(httpx2.AsyncClient(timeout=FORWARD_TIMEOUT))
             runtime.forwarder = Forwarder(
                 client,

@@ -2,19 +2,20 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
-import polars as pl
 import structlog
 
 from guard import semconv
-from guard.correlate.window import frame
 from guard.errors import ConfigError, LedgerError
 from guard.history.parquet import Archive
 from guard.metrics import Telemetry
 from guard.service.directives import Clock
 from guard.settings import Settings
 from guard.wire import RequestRecord
+
+if TYPE_CHECKING:
+    import polars as pl
 
 HELD_SECONDS: Final = 30.0
 """A request is taken when it is one to two times as old: what ends with it (decode, vLLM's view) is there."""
@@ -96,7 +97,7 @@ class Archiving:
 
     async def _work(self, ripe: list[RequestRecord], *, write: bool) -> None:
         if ripe:
-            self._frames.append(await asyncio.to_thread(frame, ripe))
+            self._frames.append(await asyncio.to_thread(_framed, ripe))
         while sum(one.height for one in self._frames) > MAX_ROWS:
             self._count("lost", self._frames.pop(0).height)
         if not (write and self._frames and self._archive):
@@ -117,3 +118,9 @@ class Archiving:
         rows = archive.write(self._frames, now)
         archive.prune(now)
         return rows
+
+
+def _framed(records: list[RequestRecord]) -> "pl.DataFrame":
+    from guard.correlate.frame import frame  # polars, which takes long to load: here, on the thread
+
+    return frame(records)

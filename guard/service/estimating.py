@@ -1,25 +1,27 @@
 """Keeps the samples of every backend and class, fits them again every few seconds on a thread, and tells crossings.
 
 The event loop only notes which records are new: a request that is amended meanwhile is made into a sample once, and
-many samples at a time cost a fraction of what each of them costs alone.
+many samples at a time cost a fraction of what each of them costs alone. The estimator
+is loaded for the first fit, on a thread too: numpy takes long, and the service can serve without.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
 from guard import semconv
-from guard.estimate import Cell, fit_samples
 from guard.estimate.crossing import Crossing
-from guard.estimate.samples import Ring, row_of
-from guard.estimate.shapes import Figure
+from guard.estimate.shapes import Cell, Figure
 from guard.semconv import Metric
 from guard.service.directives import Clock
 from guard.wire import Event, RequestRecord
+
+if TYPE_CHECKING:
+    from guard.estimate.samples import Ring
 
 REFIT_SECONDS: Final = 3.0
 _PAUSE: Final = 9.0  # times what the last fit took: a tenth of a core at the most
@@ -63,6 +65,8 @@ class Estimating:
 
     def refit(self) -> tuple[Cell, ...]:
         """Fits everything; may run on a thread beside `add`, but not beside itself."""
+        from guard.estimate.cells import fit_samples
+
         self._sample()
         real = dict(self._rings[False])
         pairs = {key[:2] for key in real}
@@ -95,6 +99,8 @@ class Estimating:
                 continue
             start = self._clock.monotonic()
             try:
+                await asyncio.to_thread(_load)
+                start = self._clock.monotonic()
                 self.settle(await asyncio.to_thread(self.refit))
             except Exception:  # the loop's outermost frame
                 log.exception("refit_failed")
@@ -102,6 +108,8 @@ class Estimating:
 
     def _sample(self) -> None:
         """Makes samples of the records that are new."""
+        from guard.estimate.samples import Ring, row_of
+
         latest = {record.span_id: record for record in self._drained()}
         rows: dict[tuple[bool, _Key], list[tuple[float, ...]]] = {}
         for record in latest.values():
@@ -141,6 +149,11 @@ class Estimating:
             verdict = cell.verdict
             for dimension, answer in (("state", verdict.state), ("cause", verdict.cause), ("shape", verdict.shape)):
                 yield semconv.VERDICT, (*labels, dimension, answer), 1.0
+
+
+def _load() -> None:
+    """Once, and apart from the fit: the pause after a fit goes by its time."""
+    import guard.estimate.cells  # noqa: F401
 
 
 def _event(kind: str, cell: Cell, figure: Figure, side: str, at: float) -> Event:

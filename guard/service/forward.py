@@ -9,14 +9,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-import httpx2
 import structlog
 
 from guard import __version__
 from guard.errors import ConfigError, WireError
 from guard.service import sampling
+
+if TYPE_CHECKING:
+    import httpx2
 
 FORWARDED: Final = "kvguard-forwarded"
 """Request header of what was forwarded; a service that receives it does not forward again, so no loop can form."""
@@ -50,7 +52,7 @@ class Forwarder:
 
     def __init__(
         self,
-        client: httpx2.AsyncClient,
+        client: "httpx2.AsyncClient",
         endpoint: str,
         *,
         count: Sink,
@@ -112,6 +114,8 @@ class Forwarder:
                 self._count(outcome, export.spans)
 
     async def _send(self, export: Export) -> bool:
+        from httpx2 import HTTPError  # loaded with the client; a service that forwards nothing needs none
+
         headers = {**self._headers, "content-type": export.content_type}
         if export.content_encoding:
             headers["content-encoding"] = export.content_encoding
@@ -120,7 +124,7 @@ class Forwarder:
             wait = _BACKOFF[min(attempt, len(_BACKOFF) - 1)]
             try:
                 response = await self._client.post(self._endpoint, content=export.body, headers=headers)
-            except httpx2.HTTPError as error:
+            except HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 if response.is_success:
@@ -166,7 +170,7 @@ def _sample(export: Export, ratio: float) -> Export | None:
     return None if kept is None else Export(kept[0], export.content_type, "", kept[1])
 
 
-def _retry_after(response: httpx2.Response, default: float) -> float:
+def _retry_after(response: "httpx2.Response", default: float) -> float:
     try:
         return min(max(0.0, float(response.headers.get("retry-after", default))), _LONGEST_WAIT)
     except ValueError:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
-from guard.correlate.attribution import PARTS
+from guard.correlate.records import PARTS
 from guard.wire import RequestRecord
 
 Order = Literal["latest", "slowest", "miss-latency", "exposed-wait"]

@@ -15,8 +15,9 @@ from guard.control.controller import decide
 from guard.control.pool import Pool, member, shared
 from guard.control.projection import costs_of, headroom
 from guard.control.shapes import ALL, BYPASS, HALF_OPEN, OPEN, STATES, Evidence, Plan, Read, State
+from guard.correlate.frame import frame
 from guard.correlate.window import Window
-from guard.estimate import fit
+from guard.estimate.frames import fit
 from guard.estimate.shapes import Cell
 from guard.gate import TRICKLE
 from guard.semconv import OUTCOME_FAILED
@@ -136,7 +137,7 @@ class Auto:
         self._again(now, PROBE_SECONDS, self._probe)
 
     def _fit(self, now: float) -> None:
-        cells = fit(self.window.frame()) if len(self.window) else []
+        cells = fit(frame(self.window)) if len(self.window) else []
         self._cells = {cell.class_: cell for cell in cells if cell.backend == self._backend}
         self._again(now, self._refit, self._fit)
 

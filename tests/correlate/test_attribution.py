@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from guard import semconv as s
-from guard.correlate.attribution import PARTS, report
+from guard.correlate.attribution import report
 from guard.correlate.explain import explain
+from guard.correlate.frame import frame
 from guard.correlate.join import Joiner
+from guard.correlate.records import PARTS
 from guard.correlate.stats import correlation, quantile, summary
 from guard.correlate.window import Window
 
@@ -32,7 +34,7 @@ def test_parts_are_shares_of_ttft(window_of):
     """Ten requests of 1 s and ten of 3 s, of which the fetch takes half and two thirds."""
     fast = {s.TTFT: 1.0, s.TIME_FETCH: 0.5, s.TIME_PREFILL: 0.25}
     slow = {s.TTFT: 3.0, s.TIME_FETCH: 2.0, s.TIME_PREFILL: 0.25}
-    result = report(window_of([fast, slow] * 10).frame(), 600.0)
+    result = report(frame(window_of([fast, slow] * 10)), 600.0)
     assert (result["n"], result["window_seconds"], result["source"], result["simulated"]) == (20, 600.0, "measured", 0)
     (group,) = result["groups"]
     assert {key: group[key] for key in ("model", "backend", "class", "decision", "n")} == {
@@ -54,7 +56,7 @@ def test_delaying_one_part_moves_that_part_and_no_other(window_of):
 
     def parts(extra):
         rows = [{s.TIME_LOOKUP: 0.03 + extra, s.TTFT: 0.36 + extra}] * 30
-        (group,) = report(window_of(rows).frame(), 600.0)["groups"]
+        (group,) = report(frame(window_of(rows)), 600.0)["groups"]
         return {name: part["mean"] for name, part in group["parts"].items()}
 
     before, after = parts(0.0), parts(0.04)
@@ -67,7 +69,7 @@ def test_delaying_one_part_moves_that_part_and_no_other(window_of):
 def test_groups_are_kept_apart(window_of):
     idle = {s.TIME_LOOKUP: 0.0, s.TIME_FETCH: 0.0, s.TOKENS_LOADED: 0, s.TOKENS_MATCHED: 0, s.TIME_SLOT: 0.0}
     rows = [{}, {s.DECISION: "skip", **idle}, {s.INPUT_TOKENS: 9000}, {s.REQUEST_MODEL: "b"}, {s.BACKEND: "c"}] * 2
-    groups = report(window_of(rows).frame(), 600.0)["groups"]
+    groups = report(frame(window_of(rows)), 600.0)["groups"]
     assert [(one["model"], one["backend"], one["class"], one["decision"], one["n"]) for one in groups] == [
         ("b", "lmcache-mp/resp", "1k-2k/c0-4", "remote", 2),
         ("m", "c", "1k-2k/c0-4", "remote", 2),
@@ -80,7 +82,7 @@ def test_groups_are_kept_apart(window_of):
 
 def test_aborted_and_handed_off_requests_are_counted_and_left_out(window_of):
     rows = [{}, {s.TTFT: None, s.ABORTED: True}, {s.HANDOFF: True}, {s.SIMULATED: True}, {s.TTFT: 9.0, s.ABORTED: True}]
-    result = report(window_of(rows).frame(), 600.0)
+    result = report(frame(window_of(rows)), 600.0)
     assert (result["n"], result["excluded"], result["simulated"]) == (2, {"aborted": 2, "handoff": 1}, 1)
 
 
@@ -88,7 +90,7 @@ def test_ttft_that_follows_the_miss_latency_correlates(window_of):
     rng = np.random.default_rng(3)
     fetches = rng.gamma(2.0, 0.1, 200)
     rows = [{s.TIME_FETCH: float(f), s.TTFT: float(f + 0.25 + rng.normal(0, 0.01))} for f in fetches]
-    (one,) = report(window_of(rows).frame(), 600.0)["correlation"]
+    (one,) = report(frame(window_of(rows)), 600.0)["correlation"]
     assert one["n"] == 200
     assert one["pearson"] > 0.98
     assert one["pearson_interval"][0] < one["pearson"] < one["pearson_interval"][1]
@@ -103,7 +105,7 @@ def test_ttft_that_follows_the_miss_latency_correlates(window_of):
 def test_ttft_that_does_not_follow_it_has_an_interval_around_zero(window_of):
     rng = np.random.default_rng(4)
     rows = [{s.TIME_FETCH: float(rng.gamma(2, 0.1)), s.TTFT: float(1 + rng.gamma(2, 0.1))} for _ in range(300)]
-    (one,) = report(window_of(rows).frame(), 600.0)["correlation"]
+    (one,) = report(frame(window_of(rows)), 600.0)["correlation"]
     for name in ("pearson_interval", "spearman_interval"):
         assert one[name][0] < 0.0 < one[name][1]
 
@@ -116,14 +118,14 @@ def test_ttft_that_does_not_follow_it_has_an_interval_around_zero(window_of):
     ],
 )
 def test_too_little_data_gives_a_note_and_no_number(window_of, rows, note):
-    (one,) = report(window_of(rows).frame(), 600.0)["correlation"]
+    (one,) = report(frame(window_of(rows)), 600.0)["correlation"]
     assert (one["note"], one["pearson"], one["spearman"], one["pearson_interval"], one["table"]) == (
         note, None, None, None, [],
     )  # fmt: skip
 
 
 def test_residual(window_of):
-    rows = window_of([{s.TTFT: 0.36}] * 20).frame()
+    rows = frame(window_of([{s.TTFT: 0.36}] * 20))
     result = report(rows, 600.0)["residual"]
     assert result["n"] == 20
     assert result["p95"] == pytest.approx(0.015)  # vLLM says 0.365, the parts make 0.35

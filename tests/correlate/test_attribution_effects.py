@@ -7,6 +7,7 @@ from guard import semconv as s
 from guard.correlate.attribution import report
 from guard.correlate.attribution_convoys import convoys
 from guard.correlate.attribution_effects import effects
+from guard.correlate.frame import frame
 from guard.correlate.join import Joiner
 from guard.correlate.window import Window
 
@@ -25,7 +26,7 @@ def frame_of(spans):
             joiner.add({}, made, 0)
         for record in joiner.advance(20 * 10**9):
             window.add(record)
-        return window.frame()
+        return frame(window)
 
     return make
 

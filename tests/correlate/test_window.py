@@ -4,8 +4,9 @@ import dataclasses
 import pytest
 
 from guard import semconv as s
+from guard.correlate.frame import SCHEMA, frame
 from guard.correlate.join import Joiner
-from guard.correlate.window import SCHEMA, Window
+from guard.correlate.window import Window
 
 SECOND = 10**9
 
@@ -90,12 +91,12 @@ def test_filters(record):
 
 def test_frame_holds_the_records_and_sums_over_their_fetches(record):
     window = Window()
-    assert window.frame().shape == (0, len(SCHEMA))
+    assert frame(window).shape == (0, len(SCHEMA))
     one = record(1, attempts=2, reads=3)
     aborted = record(2, **{s.TTFT: None, s.ABORTED: True})
     for item in (one, aborted):
         window.add(item)
-    rows = window.frame().to_dicts()
+    rows = frame(window).to_dicts()
     assert rows[0]["class"] == "1k-2k/c0-4"
     assert rows[0]["miss_latency"] == pytest.approx(0.17)
     assert (rows[0]["attempts"], rows[0]["failed"], rows[0]["reads"], rows[0]["fetch_bytes"]) == (2, 1, 6, 4 << 20)
@@ -105,4 +106,4 @@ def test_frame_holds_the_records_and_sums_over_their_fetches(record):
         - {"batch", "clamped"}
     ):
         assert [row[name] for row in rows] == [getattr(one, name), getattr(aborted, name)]
-    assert window.frame(window.select(since_ns=one.arrival_ns + 1)).height == 0
+    assert frame(window.select(since_ns=one.arrival_ns + 1)).height == 0

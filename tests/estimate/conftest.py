@@ -2,8 +2,8 @@
 
 import pytest
 
-from guard.correlate.window import frame
-from guard.estimate import fit
+from guard.correlate.frame import frame
+from guard.estimate.frames import fit
 from guard.wire import FetchRecord, RequestRecord
 
 

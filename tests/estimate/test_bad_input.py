@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from guard.correlate.window import frame
-from guard.estimate import fit
+from guard.correlate.frame import frame
 from guard.estimate.cell import estimate
+from guard.estimate.frames import fit
 from guard.estimate.samples import COLUMNS, Ring, Samples, clean, row_of
 
 MS = 1e-3

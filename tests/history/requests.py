@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 
 from guard.classes import class_of
-from guard.correlate.window import SCHEMA
+from guard.correlate.frame import SCHEMA
 
 DAY_NS = 86_400 * 10**9
 FIRST_DAY = 20_000  # 2024-10-04

@@ -25,6 +25,19 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, env=CLEAN | env, timeout=60)
 
 
+LOADED_WHEN_READY = """
+import os, signal, sys, guard.cli.app
+from guard.service.server import serve
+from guard.settings import load
+
+def ready(url):
+    print(*sorted({"httpx2", "numpy", "polars"} & sys.modules.keys()), "ready")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+serve(load({"host": "127.0.0.1", "port": 0, "state_dir": sys.argv[1]}, None).settings, ready)
+"""
+
+
 def connect(url: str) -> socket.socket:
     parts = urlsplit(url)
     assert parts.hostname
@@ -75,6 +88,14 @@ def test_the_service_may_open_as_many_files_as_it_is_allowed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "True\n"
+
+
+def test_what_takes_long_to_load_is_not_loaded_before_it_is_ready(tmp_path: Path) -> None:
+    """Polls and spans need none of it; whoever asks for an analysis first waits for it, on a thread."""
+    env = CLEAN | {"KVGUARD_SERVE_HISTORY_DIR": str(tmp_path / "history")}
+    command = [sys.executable, "-c", LOADED_WHEN_READY, str(tmp_path / "state")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=env, timeout=60)
+    assert (done.stdout, done.returncode) == ("ready\n", 0), done.stderr
 
 
 def test_two_services_do_not_share_a_state_directory(serve: Callable[..., Any], tmp_path: Path) -> None:

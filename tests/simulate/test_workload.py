@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from guard.correlate.window import SCHEMA, frame
+from guard.correlate.frame import SCHEMA, frame
 from guard.errors import ConfigError
 from guard.simulate import traces
 from guard.simulate.clock import Schedule

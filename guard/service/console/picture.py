@@ -1,60 +1,22 @@
-"""`GET /v1/picture`: everything that the inflection picture shows, for one backend and class."""
+"""Everything that the inflection picture shows, for one backend and class (pure)."""
 
-import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import numpy as np
-from fastapi import APIRouter, Depends, Query, Request
-from starlette.responses import JSONResponse, Response
 
 from guard.correlate.against_rtt import against_rtt, rtt_of
-from guard.estimate.shapes import Cell
-from guard.service.auth import require
-from guard.service.console.headline import REASONS, Row, headline
-from guard.service.runtime import Runtime
+from guard.estimate.shapes import POOL, Cell
 from guard.wire import RequestRecord
 
-router = APIRouter(prefix="/v1", tags=["inflection"])
-
-POOLED: Final = "all"
 NOW_SECONDS: Final = 15.0
 """Where we are now: the median over the requests that arrived within so many seconds."""
 
 CURVE_POINTS: Final = 49
-_one_at_a_time = asyncio.Lock()
 _ROOM: Final = 1.5  # how far the axis goes beyond what is on it, as a factor
-
-
-@router.get("/picture", dependencies=[Depends(require("read"))])
-async def get_picture(
-    request: Request,
-    model: str | None = None,
-    backend: str | None = None,
-    class_: Annotated[str, Query(alias="class")] = POOLED,
-) -> Response:
-    """TTFT against RTT for one backend and class, remote against recompute: measured points, projected lines, figures.
-
-    Without a choice, the backend with the most requests in the window.
-    """
-    runtime: Runtime = request.app.state.runtime
-    records = list(runtime.window)
-    cells = runtime.cells()
-    now_ns = int(runtime.clock.wall() * 1e9)
-    async with _one_at_a_time:  # a thread, so that polls and spans go on
-        answer = await asyncio.to_thread(picture, records, cells, now_ns, model=model, backend=backend, class_=class_)
-    told = headline([*_rows(runtime)], cells, len(records))
-    return JSONResponse({"headline": told._asdict(), "reasons": REASONS, **answer})
-
-
-def _rows(runtime: Runtime) -> Iterator[Row]:
-    for engine in runtime.registry.engines.values():
-        silent = runtime.registry.silent(engine)
-        for item in runtime.registry.directives(engine):
-            yield Row(item.backend, item.mode, item.state, silent, item.reason)
 
 
 def picture(
@@ -64,7 +26,7 @@ def picture(
     *,
     model: str | None = None,
     backend: str | None = None,
-    class_: str = POOLED,
+    class_: str = POOL,
 ) -> dict[str, Any]:
     """The body of `GET /v1/picture`. `choices` are all pairs of model and backend; `picture` is null without any."""
     counts = Counter((record.model, record.backend, record.class_) for record in records if record.backend)
@@ -89,7 +51,7 @@ def picture(
     found = [
         record
         for record in records
-        if (record.model, record.backend) == chosen and class_ in (POOLED, record.class_)
+        if (record.model, record.backend) == chosen and class_ in (POOL, record.class_)
     ]  # fmt: skip
     cell = next(
         (one for one in cells if (one.model, one.backend, one.class_) == (*chosen, class_)),

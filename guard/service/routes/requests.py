@@ -8,17 +8,14 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from guard.correlate.attribution import report
 from guard.correlate.explain import explain
-from guard.correlate.window import frame
-from guard.estimate import POOL, Cell
 from guard.estimate.road import other_road
+from guard.estimate.shapes import POOL, Cell
 from guard.semconv import OUTCOME_FAILED
 from guard.service import listing, shapes
 from guard.service.auth import require
 from guard.service.problems import Problem
 from guard.service.runtime import Runtime
-from guard.service.summary import engines
 from guard.wire import RequestRecord
 
 router = APIRouter(prefix="/v1", tags=["requests"])
@@ -123,4 +120,9 @@ def _explained(record: RequestRecord, cells: Mapping[tuple[str, str, str], Cell]
 
 
 def _report(found: list[RequestRecord], seconds: float, since_ns: int, now_ns: int) -> dict[str, Any]:
+    # numpy and polars take long to load: here, on the thread of the first who asks
+    from guard.correlate.attribution import report
+    from guard.correlate.frame import frame
+    from guard.service.summary import engines
+
     return {**report(frame(found), seconds), "engines": engines(found, since_ns, now_ns)}
