@@ -80,6 +80,7 @@ class Directives:
         self._heard: float | None = None
         self._quick = 0
         self._leaving = False
+        self._goodbye = self._engine_path
 
     def current(self, backend: str) -> Directive | None:
         """The directive in force for a backend, or None: behave as without kvguard. No lock, no I/O."""
@@ -95,12 +96,14 @@ class Directives:
         """Starts polling, once per process."""
         self._worker.start(os.getpid())
 
-    def stop(self, timeout: float = 2.0, *, leaving: bool = False) -> None:
+    def stop(self, timeout: float = 2.0, *, leaving: bool = False, error: str = "") -> None:
         """Stops polling; directives that are in force run out by themselves.
 
-        `leaving`: the engine ends, which the service is told, so that nobody is alarmed when it polls no more.
+        `leaving`: the engine ends, which the service is told, so that nobody is alarmed when it polls no more. `error`
+        names what it ends of when that was not planned: then somebody shall be.
         """
         self._leaving = leaving
+        self._goodbye = f"{self._engine_path}?{urlencode({'error': error})}" if error else self._engine_path
         self._worker.signal()
         self._transport.abort()
         self._worker.join(os.getpid(), timeout)
@@ -182,7 +185,7 @@ class Directives:
         for _ in range(2):  # `stop` may cut the first one off, which it takes for a poll
             try:
                 self._transport.send(
-                    "DELETE", self._engine_path, headers={}, body=None, timeout=GOODBYE_SECONDS, limit=BODY_LIMIT
+                    "DELETE", self._goodbye, headers={}, body=None, timeout=GOODBYE_SECONDS, limit=BODY_LIMIT
                 )
             except Exception as error:  # noqa: BLE001  what nobody waits for must not end the thread with a traceback
                 logger.debug("kvguard: no goodbye: %r", error)

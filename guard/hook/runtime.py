@@ -16,6 +16,7 @@ from guard.connectors import Capability
 from guard.hook.backends import place_of
 from guard.hook.config import HookConfig
 from guard.hook.directives import GOODBYE_SECONDS, Directives
+from guard.hook.ending import crash
 from guard.hook.engine_metrics import Tally
 from guard.hook.envelope import boot_id
 from guard.hook.exporter import Exporter
@@ -116,7 +117,7 @@ class Runtime:
                 if _runtime is self:
                     _runtime = None
             if self._directives is not None:
-                self._directives.stop(GOODBYE_SECONDS, leaving=True)
+                self._directives.stop(GOODBYE_SECONDS, leaving=True, error=crash())
             self._exporter.stop(1.0)
 
 

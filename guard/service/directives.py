@@ -52,6 +52,7 @@ class Engine:
     applied: dict[str, tuple[str, float]] = field(default_factory=dict)
     waiting: int = 0
     told: str = ""  # what was last told of its presence
+    crashed: bool = False  # it said so itself
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -141,8 +142,8 @@ class Registry:
         return 0.0 if engine.waiting else max(0.0, self._clock.monotonic() - engine.seen)
 
     def silent(self, engine: Engine) -> bool:
-        """Whether the hook was not heard of for longer than a lease."""
-        return self.age(engine) > LEASE_SECONDS
+        """Whether the hook was not heard of for longer than a lease, or said that its engine crashed."""
+        return engine.crashed or self.age(engine) > LEASE_SECONDS
 
     def concerned(self, scope: str) -> list[Engine]:
         """The live engines that `scope` covers."""
@@ -164,12 +165,22 @@ class Registry:
                 engine.told = now
         return found
 
-    def leave(self, engine_id: str) -> None:
-        """The engine ends and says so: it is forgotten at once. One that nobody knows has left already."""
-        engine = self.engines.pop(engine_id, None)
-        if engine is not None:
+    def leave(self, engine_id: str, error: str = "") -> None:
+        """The engine ends and says so: it is forgotten at once. One that nobody knows has left already.
+
+        With an `error`, it was not meant to end: it is kept, and silent from now on, until it polls again or is
+        forgotten as any silent engine is.
+        """
+        engine = self.engines.get(engine_id)
+        if engine is None:
+            return
+        if not error:
+            del self.engines[engine_id]
             self._left.append(self._event(engine, "left"))
-            self._wake(engine)
+        elif not engine.crashed:
+            engine.crashed, engine.told = True, "silent"
+            self._left.append(self._event(engine, f"crashed: {error}", error=error))
+        self._wake(engine)
 
     def forget_silent(self) -> None:
         """Drops engines that were silent for longer than the retention."""
@@ -183,9 +194,11 @@ class Registry:
         for engine in self.engines.values():
             self._wake(engine)
 
-    def _event(self, engine: Engine, what: str) -> Event:
+    def _event(self, engine: Engine, what: str, **more: str) -> Event:
         poll = engine.poll
-        evidence = {"model": poll.model, "backends": list(poll.backends), "hook": poll.hook, "instance": poll.instance}
+        evidence = {
+            "model": poll.model, "backends": list(poll.backends), "hook": poll.hook, "instance": poll.instance, **more,
+        }  # fmt: skip
         return Event(
             at=self._clock.wall(), kind=semconv.EVENT_ENGINE, scope=f"engine:{poll.engine_id}",
             message=f"engine {poll.engine_id} {what}", evidence=evidence,
@@ -201,6 +214,7 @@ class Registry:
             engine.poll = poll
             self._update(engine)
         engine.poll = poll
+        engine.crashed = False
         engine.seen = self._clock.monotonic()
         self._acknowledge(engine, poll.applied)
         return engine

@@ -200,10 +200,14 @@ _PLAIN: Final[dict[str, Any]] = {
         "delete": {
             "tags": ["directives"],
             "summary": "Goodbye of a hook",
-            "description": "The engine ends: it is forgotten at once. Needs scope ingest.",
+            "description": "The engine ends: it is forgotten at once. With an error it is kept as silent until it polls"
+            " again or engine_retention_seconds have passed. Needs scope ingest.",
             "operationId": "delete_directives",
-            "parameters": [{"name": "engine_id", "in": "path", "required": True, "schema": {"type": "string"}}],
-            "responses": {"204": {"description": "it is forgotten, or was not known"}},
+            "parameters": [
+                {"name": "engine_id", "in": "path", "required": True, "schema": {"type": "string"}},
+                _query("error", "string", "name of the exception that ended the engine, where that was not planned"),
+            ],
+            "responses": {"204": {"description": "it is noted, or was not known"}},
         },
     },
 }

@@ -136,9 +136,12 @@ def test_stop_ends_a_poll_that_the_service_holds(service: Any, caplog: pytest.Lo
     assert caplog.records == []
 
 
-@pytest.mark.parametrize(("leaving", "told"), [(True, ["DELETE"]), (False, [])])
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [({"leaving": True}, [""]), ({"leaving": True, "error": "Runtime&Error"}, ["?error=Runtime%26Error"]), ({}, [])],
+)
 def test_an_engine_that_ends_says_goodbye_a_poller_that_is_replaced_does_not(
-    service: Any, leaving: bool, told: list[str], monkeypatch: pytest.MonkeyPatch
+    service: Any, ending: dict[str, Any], told: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(polls, "GOODBYE_SECONDS", 10.0)  # a busy machine may need longer than an engine's end waits
     held, release = threading.Event(), threading.Event()
@@ -154,11 +157,10 @@ def test_an_engine_that_ends_says_goodbye_a_poller_that_is_replaced_does_not(
     directives = Directives(HookConfig(endpoints=(service.url,)), "[::1]:8000 x/1", [BACKEND], "model")
     directives.start()
     assert held.wait(10)
-    directives.stop(30.0, leaving=leaving)
+    directives.stop(30.0, **ending)
     release.set()
-    byes = [seen for seen in service.seen if seen.method != "GET"]
-    assert [seen.method for seen in byes] == told
-    assert {seen.path for seen in byes} <= {"/v1/directives/%5B%3A%3A1%5D%3A8000%20x/1"}
+    byes = [(seen.method, seen.path) for seen in service.seen if seen.method != "GET"]
+    assert byes == [("DELETE", f"/v1/directives/%5B%3A%3A1%5D%3A8000%20x/1{query}") for query in told]
 
 
 def test_a_goodbye_that_nobody_hears_holds_nobody_up(caplog: pytest.LogCaptureFixture):

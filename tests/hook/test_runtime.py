@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from guard.connectors import EXAMPLE, LMCACHE, LMCACHE_MP, MOONCAKE_STORE, NIXL, OFFLOADING, UNKNOWN
+from guard.hook import directives as polls
 from guard.hook import runtime as module
 from guard.hook.backends import place_of
 from guard.hook.failsafe import LOGGER_NAME
@@ -136,3 +137,22 @@ def test_one_runtime_per_process_whose_threads_end_with_its_last_connector(
     assert again is not made
     again.join(backend, scheduler=True)
     again.leave()
+
+
+def test_an_engine_that_crashes_says_so_in_its_goodbye(monkeypatch: pytest.MonkeyPatch, service: Any) -> None:
+    monkeypatch.setattr(module, "_runtime", None)
+    monkeypatch.setattr(polls, "GOODBYE_SECONDS", 10.0)  # a busy machine may need longer than an engine's end waits
+    monkeypatch.setenv("KVGUARD_ENDPOINT", service.url)
+    monkeypatch.setenv("KVGUARD_INSTANCE", "h:1")
+    made = runtime_for(vllm_config())
+    assert made is not None
+    made.join(Backend(label="b", capability=EXAMPLE), scheduler=True)
+    service.wait_for(1)
+    try:
+        int("what a request asked")
+    except ValueError:
+        made.leave()
+    for thread in [thread for thread in threading.enumerate() if thread.name.startswith("kvguard")]:
+        thread.join(30)
+    byes = [seen.path for seen in service.seen if seen.method == "DELETE"]
+    assert byes == ["/v1/directives/h%3A1/0?error=ValueError"]

@@ -162,6 +162,39 @@ async def test_an_engine_that_says_goodbye_is_gone_at_once_and_told_and_may_come
     assert [event.message for event in registry.news()] == ["engine e polls"]
 
 
+async def test_an_engine_that_crashed_is_silent_at_once_until_it_comes_back(registry: Registry, hands: Any) -> None:
+    poll = await applied(registry, Poll("e", "m", ("a",)))
+    waiting = asyncio.create_task(registry.poll(poll, 5))
+    await asyncio.sleep(0)
+    registry.news()
+    for _ in range(2):  # a hook that does not hear the answer says it again
+        registry.leave("e", "RuntimeError")
+    assert await asyncio.wait_for(waiting, 1) is None
+    assert registry.silent(registry.engines["e"])
+    assert registry.asked() == registry.concerned("fleet") == []
+    (event,) = registry.news()
+    assert (event.message, event.evidence["error"]) == ("engine e crashed: RuntimeError", "RuntimeError")
+    hands.advance(60)
+    assert registry.age(registry.engines["e"]) == 60.0
+    assert registry.news() == []
+    await registry.poll(poll, 0)
+    assert not registry.silent(registry.engines["e"])
+    assert [event.message for event in registry.news()] == ["engine e polls again"]
+
+
+async def test_an_engine_that_crashed_is_forgotten_as_any_silent_one(registry: Registry, hands: Any) -> None:
+    await registry.poll(Poll("e", "m", ("a",)), 0)
+    registry.leave("e", "RuntimeError")
+    hands.advance(100)
+    registry.forget_silent()
+    assert "e" in registry.engines
+    hands.advance(0.1)
+    registry.forget_silent()
+    assert registry.engines == {}
+    registry.leave("e", "RuntimeError")
+    assert registry.engines == {}
+
+
 async def test_a_waiting_hook_is_not_silent(registry: Registry, hands: Any) -> None:
     poll = await applied(registry, Poll("e", "m", ("a",)))
     waiting = asyncio.create_task(registry.poll(poll, 0.05))

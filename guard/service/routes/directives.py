@@ -39,10 +39,11 @@ async def get_directives(request: Request) -> Response:
 
 
 async def delete_directives(request: Request) -> Response:
-    """The engine ends: it is forgotten at once instead of being silent for a while."""
+    """The engine ends: it is forgotten at once. With an `error` it did not mean to: it is silent, at once."""
     request.app.state.tokens.who(request, "ingest")
     runtime: Runtime = request.app.state.runtime
-    runtime.registry.leave(request.path_params["engine_id"])
+    error = _name("error", request.query_params.get("error", ""))
+    runtime.registry.leave(request.path_params["engine_id"], error)
     return Response(status_code=204)
 
 

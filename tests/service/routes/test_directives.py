@@ -1,5 +1,7 @@
 """`GET /v1/directives/{engine_id}` over HTTP."""
 
+from typing import Any
+
 import httpx2
 import pytest
 
@@ -33,6 +35,17 @@ async def test_goodbye(client: httpx2.AsyncClient, runtime: Runtime) -> None:
         assert (await client.delete("/v1/directives/10.0.0.1:8000/3")).status_code == 204
     assert runtime.registry.engines == {}
     assert 'engine_id="10.0.0.1:8000/3"' not in (await client.get("/metrics")).text
+
+
+async def test_the_goodbye_of_a_crash(client: httpx2.AsyncClient, runtime: Runtime, hands: Any) -> None:
+    await client.get("/v1/directives/10.0.0.1:8000/3?backend=a/b")
+    for query in ("error=a%00b", "error=" + "x" * 300):
+        assert (await client.delete(f"/v1/directives/10.0.0.1:8000/3?{query}")).status_code == 400
+    assert (await client.delete("/v1/directives/10.0.0.1:8000/3?error=RuntimeError")).status_code == 204
+    hands.advance(90)
+    (row,) = (await client.get("/v1/offload")).json()["engines"]
+    assert (row["silent"], row["last_poll_age_seconds"]) == (True, 90.0)
+    assert 'kvguard_directive_age_seconds{engine_id="10.0.0.1:8000/3"} 90\n' in (await client.get("/metrics")).text
 
 
 async def test_a_newer_hook_is_answered_in_our_schema(client: httpx2.AsyncClient) -> None:
