@@ -1,16 +1,16 @@
-"""Spans, records and a transport for tests of the exporter, and what it sent as spans again."""
+"""Spans and records for tests of the exporter, and what it sent as spans again."""
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from guard import semconv
 from guard.hook.config import HookConfig
 from guard.hook.exporter import Exporter
 from guard.hook.recorder import Recorder
-from guard.hook.transport import Reply
 from guard.wire import Span
+from tests.hook.fake_transport import FakeTransport
 
 RESOURCE = {"service.name": "vllm", "process.pid": 7}
 
@@ -42,33 +42,6 @@ class BrokenRecord:
     def spans(self) -> Iterable[Span]:
         yield make_span(1)
         raise KeyError("a bug")
-
-
-@dataclass
-class FakeTransport:
-    """Answers from a list, the last one for ever; an exception in the list is raised."""
-
-    answers: list[Reply | OSError] = field(default_factory=lambda: [Reply(200, b"{}")])
-    bodies: list[bytes] = field(default_factory=list)
-    failovers: int = 0
-
-    def send(
-        self, method: str, path: str, *, headers: Mapping[str, str], body: bytes | None, timeout: float, limit: int
-    ) -> Reply:
-        self.bodies.append(body or b"")
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, OSError):
-            raise answer
-        return answer
-
-    def failover(self) -> None:
-        self.failovers += 1
-
-    def close(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
 
 
 def fill(recorder: Recorder, count: int) -> list[Span]:

@@ -1,7 +1,6 @@
 """Answers of a service to a poll, for one engine and backend."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from guard.hook.transport import Reply
@@ -22,28 +21,3 @@ def answer(*items: Directive, etag: str = '"e1"', **changed: Any) -> Reply:
 
 
 RENEWED = Reply(304, b"")
-
-
-class Service:
-    """A transport whose answers are given; an exception among them is raised."""
-
-    def __init__(self, *answers: Reply | Exception) -> None:
-        self.answers = list(answers)
-        self.paths: list[str] = []
-        self.tags: list[str | None] = []
-
-    def send(
-        self, method: str, path: str, *, headers: Mapping[str, str], body: bytes | None, timeout: float, limit: int
-    ) -> Reply:
-        self.paths.append(path)
-        self.tags.append(headers.get("If-None-Match"))
-        answer = self.answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def failover(self) -> None: ...
-
-    def close(self) -> None: ...
-
-    def abort(self) -> None: ...

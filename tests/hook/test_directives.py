@@ -1,57 +1,23 @@
 """Directives as leases: applied, renewed, run out, acknowledged; by hand, without network."""
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from guard import semconv
 from guard.hook.config import HookConfig
-from guard.hook.directives import WAIT_SECONDS, Directives
+from guard.hook.directives import BODY_LIMIT, WAIT_SECONDS, Directives
 from guard.hook.failsafe import Failsafe
 from guard.hook.transport import Reply
+from tests.hook.fake_transport import FakeTransport
 from tests.hook.polling import BACKEND, ENGINE, RENEWED, answer, directive
-
-
-@dataclass
-class FakeTransport:
-    """Gives one answer per poll; `asked` holds the headers of each."""
-
-    answers: list[Reply | Exception] = field(default_factory=list)
-    asked: list[Mapping[str, str]] = field(default_factory=list)
-    failovers: int = 0
-
-    def send(
-        self, method: str, path: str, *, headers: Mapping[str, str], body: bytes | None, timeout: float, limit: int
-    ) -> Reply:
-        assert (method, body, limit) == ("GET", None, 256 * 1024)
-        assert timeout == WAIT_SECONDS + 5
-        self.asked.append(headers)
-        reply = self.answers.pop(0)
-        if isinstance(reply, Exception):
-            raise reply
-        return reply
-
-    def failover(self) -> None:
-        self.failovers += 1
-
-    def close(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
-
-    @property
-    def tags(self) -> list[str | None]:
-        return [headers.get("If-None-Match") for headers in self.asked]
 
 
 class Bench:
     def __init__(self, clock: Any, *answers: Reply | Exception) -> None:
         self.clock = clock
-        self.transport = FakeTransport(list(answers))
+        self.transport = FakeTransport(*answers)
         self.failsafe = Failsafe()
         self.directives = Directives(
             HookConfig(endpoints=("http://unused",)),
@@ -90,6 +56,8 @@ def test_an_answer_is_applied_and_acknowledged_at_once(bench: Bench):
     assert bench.mode == "on"
     bench.poll(RENEWED)
     assert bench.transport.tags == [None, '"e1"', '"e2"']
+    asked = {(one.method, one.body, one.timeout, one.limit) for one in bench.transport.asked}
+    assert asked == {("GET", None, WAIT_SECONDS + 5, BODY_LIMIT)}
 
 
 @pytest.mark.parametrize(("tag", "sent"), [("abc", '"abc"'), ('"abc"', '"abc"'), ('W/"abc"', 'W/"abc"')])

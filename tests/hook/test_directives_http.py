@@ -14,7 +14,8 @@ from guard.hook.config import HookConfig
 from guard.hook.directives import BODY_LIMIT, Directives
 from guard.hook.failsafe import LOGGER_NAME
 from guard.hook.transport import Reply
-from tests.hook.polling import BACKEND, ENGINE, Service, answer, directive
+from tests.hook.fake_transport import FakeTransport
+from tests.hook.polling import BACKEND, ENGINE, answer, directive
 
 
 def test_the_question_names_engine_backends_model_and_versions(service: Any):
@@ -184,7 +185,7 @@ def test_a_goodbye_that_fails_in_whatever_way_is_no_news(error: Exception, caplo
     assert [(record.levelno, repr(error) in record.message) for record in byes] == [(logging.DEBUG, True)] * 2
 
 
-class Goodbyes(Service):
+class Goodbyes(FakeTransport):
     """Answers every poll and fails every goodbye."""
 
     def __init__(self, error: Exception) -> None:

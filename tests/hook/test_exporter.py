@@ -16,7 +16,8 @@ from guard.hook.failsafe import Failsafe
 from guard.hook.recorder import Recorder
 from guard.hook.transport import Reply
 from guard.wire import Span
-from tests.hook.exporting import RESOURCE, BrokenRecord, FakeRecord, FakeTransport, decode, fake, fill, make, make_span
+from tests.hook.exporting import RESOURCE, BrokenRecord, FakeRecord, decode, fake, fill, make, make_span
+from tests.hook.fake_transport import FakeTransport
 
 
 def test_spans_arrive_as_they_were_recorded(service: Any, recorder: Recorder):
@@ -140,7 +141,7 @@ def test_a_dead_service_costs_nothing_but_a_line(
 
 
 def test_attempts_are_spaced_while_the_service_is_away(clock: Any, recorder: Recorder):
-    transport = FakeTransport([ConnectionRefusedError()])
+    transport = FakeTransport(ConnectionRefusedError())
     exporter = fake(recorder, transport, clock)
     fill(recorder, 1)
     for _ in range(200):  # 20 s
@@ -150,7 +151,7 @@ def test_attempts_are_spaced_while_the_service_is_away(clock: Any, recorder: Rec
 
 
 def test_after_an_outage_stale_batches_are_dropped_and_counted(clock: Any, recorder: Recorder):
-    transport = FakeTransport([ConnectionRefusedError()])
+    transport = FakeTransport(ConnectionRefusedError())
     exporter = fake(recorder, transport, clock)
     fill(recorder, 5)
     while exporter.dropped == 0:
@@ -170,7 +171,7 @@ def test_after_an_outage_stale_batches_are_dropped_and_counted(clock: Any, recor
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_retry_after_is_honoured(status: int, clock: Any, recorder: Recorder):
-    transport = FakeTransport([Reply(status, b"", 7.0), Reply(200, b"")])
+    transport = FakeTransport(Reply(status, b"", 7.0), Reply(200, b""))
     exporter = fake(recorder, transport, clock)
     spans = fill(recorder, 2)
     exporter.step()
@@ -185,7 +186,7 @@ def test_retry_after_is_honoured(status: int, clock: Any, recorder: Recorder):
 
 @pytest.mark.parametrize("status", [400, 413, 415, 422])
 def test_a_refused_batch_is_dropped_counted_and_the_next_goes_at_once(status: int, clock: Any, recorder: Recorder):
-    transport = FakeTransport([Reply(status, b"no"), Reply(200, b"")])
+    transport = FakeTransport(Reply(status, b"no"), Reply(200, b""))
     exporter = fake(recorder, transport, clock)
     fill(recorder, 3)
     exporter.step()
@@ -198,7 +199,7 @@ def test_a_refused_batch_is_dropped_counted_and_the_next_goes_at_once(status: in
 
 @pytest.mark.parametrize("answer", [Reply(401, b""), Reply(404, b""), Reply(500, b""), Reply(301, b""), TimeoutError()])
 def test_everything_else_is_tried_again(answer: Any, clock: Any, recorder: Recorder):
-    transport = FakeTransport([answer, Reply(200, b"")])
+    transport = FakeTransport(answer, Reply(200, b""))
     exporter = fake(recorder, transport, clock)
     spans = fill(recorder, 1)
     exporter.step()

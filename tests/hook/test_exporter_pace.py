@@ -9,7 +9,8 @@ from guard.hook.config import HookConfig
 from guard.hook.exporter import SLICE_SPANS, Exporter
 from guard.hook.recorder import Recorder
 from guard.wire import Span
-from tests.hook.exporting import RESOURCE, FakeRecord, FakeTransport, fill, make_span
+from tests.hook.exporting import RESOURCE, FakeRecord, fill, make_span
+from tests.hook.fake_transport import FakeTransport
 
 
 class Pauses:

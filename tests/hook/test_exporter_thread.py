@@ -9,7 +9,8 @@ from typing import Any
 import guard
 from guard.hook.recorder import Recorder
 from guard.hook.transport import Reply
-from tests.hook.exporting import FakeRecord, FakeTransport, decode, fill, make, make_span
+from tests.hook.exporting import FakeRecord, decode, fill, make, make_span
+from tests.hook.fake_transport import FakeTransport
 
 
 def test_thread_has_a_name_starts_once_delivers_soon_and_stops(service: Any, recorder: Recorder):

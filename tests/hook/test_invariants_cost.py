@@ -17,13 +17,13 @@ from guard.hook.recorder import Recorder
 from guard.hook.transport import Reply
 from guard.wire import Reads, Span
 from tests.hook.fake_runtime import OFF, FakeRuntime, new
+from tests.hook.fake_transport import FakeTransport
 from tests.hook.fakes_vllm import (
     FakeBlocks,
     FakeRequest,
     output,
     step,
 )
-from tests.hook.polling import Service
 
 FORBIDDEN = {
     "acquire", "open", "connect", "send", "sendall", "recv", "getaddrinfo", "write", "flush", "sleep", "stat", "lstat",
@@ -96,7 +96,7 @@ def test_invariant_6_the_drain_thread_lets_go_of_the_gil_within_a_millisecond() 
     for _ in range(200):
         ring.append(Slow())
     config = HookConfig(endpoints=("http://unused",))
-    exporter = Exporter(config, ring, {}, transport=Service(Reply(200, b"{}")), clock=clock, pause=pause)
+    exporter = Exporter(config, ring, {}, transport=FakeTransport(Reply(200, b"{}")), clock=clock, pause=pause)
     exporter.step()
     assert len(held) >= 200 // SLICE_SPANS
     assert max(held) <= SLICE_SECONDS + 1e-4 + 1e-9 <= 1e-3

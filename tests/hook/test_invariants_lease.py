@@ -12,7 +12,7 @@ from guard.hook.directives import Directives
 from guard.hook.transport import Reply
 from guard.wire import Directive, DirectiveSet
 from tests.hook.fake_runtime import ENGINE, OFF
-from tests.hook.polling import Service
+from tests.hook.fake_transport import FakeTransport
 
 
 def answer(*items: Directive, **changed: Any) -> Reply:
@@ -20,14 +20,14 @@ def answer(*items: Directive, **changed: Any) -> Reply:
     return Reply(200, json.dumps({**data, **changed}).encode())
 
 
-def poller(service: Service, clock: Any) -> Directives:
+def poller(service: FakeTransport, clock: Any) -> Directives:
     config = HookConfig(endpoints=("http://unused",))
     return Directives(config, ENGINE, ["x"], "tiny", transport=service, clock=clock)
 
 
 def test_invariant_1_a_lease_that_runs_out_opens_unless_the_operator_said_keep(clock: Any) -> None:
-    opens = poller(Service(answer(replace(OFF, on_lease_expiry="open"))), clock)
-    keeps = poller(Service(answer(replace(OFF, on_lease_expiry="keep", ttl_seconds=60.0))), clock)
+    opens = poller(FakeTransport(answer(replace(OFF, on_lease_expiry="open"))), clock)
+    keeps = poller(FakeTransport(answer(replace(OFF, on_lease_expiry="keep", ttl_seconds=60.0))), clock)
     for directives in (opens, keeps):
         directives.poll()
         assert directives.current("x") is not None
@@ -51,20 +51,20 @@ def test_invariant_1_a_lease_that_runs_out_opens_unless_the_operator_said_keep(c
     ],
 )
 def test_invariant_1_an_unreadable_answer_leaves_vllm_as_without_kvguard(clock: Any, reply: Reply | Exception) -> None:
-    directives = poller(Service(reply), clock)
+    directives = poller(FakeTransport(reply), clock)
     assert directives.poll() >= 0.0
     assert directives.current("x") is None
 
 
 def test_invariant_1_the_hook_says_which_schema_it_reads(clock: Any) -> None:
-    service = Service(answer())
+    service = FakeTransport(answer())
     poller(service, clock).poll()
-    assert f"schema={semconv.SCHEMA}" in service.paths[0]
+    assert f"schema={semconv.SCHEMA}" in service.asked[0].path
 
 
 def test_invariant_5_a_hook_that_stepped_aside_acknowledges_nothing(clock: Any) -> None:
     """Else the operator would read that `off` is applied while every request reads."""
-    service = Service(answer(OFF), Reply(304, b""), answer(OFF), answer(OFF))
+    service = FakeTransport(answer(OFF), Reply(304, b""), answer(OFF), answer(OFF))
     directives = poller(service, clock)
     for _ in range(2):
         directives.poll()

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from lab.errors import LabError
-from lab.processes import wait_until
+from lab.processes import Process, wait_until
 from lab.stack import Stack
 from tests.lab.misbehaving import Misbehaving, garbage, newer
 
@@ -27,24 +27,25 @@ def polled(stack: Stack) -> None:
 
 
 @contextmanager
-def killed(stack: Stack) -> Iterator[None]:
-    """No service; a new one afterwards."""
-    stack.service_process.signal(signal.SIGKILL)
+def signalled(number: signal.Signals, recover: Callable[[Process], None], stack: Stack) -> Iterator[None]:
+    """The service's process is sent a signal, and made well again by `recover`."""
+    stack.service_process.signal(number)
     try:
         yield
     finally:
-        stack.service_process.stop()
-        stack.service_process.start()
+        recover(stack.service_process)
 
 
-@contextmanager
-def stopped(stack: Stack) -> Iterator[None]:
-    """A service that takes connections and answers none."""
-    stack.service_process.signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        stack.service_process.signal(signal.SIGCONT)
+def _anew(process: Process) -> None:
+    process.stop()
+    process.start()
+
+
+killed = partial(signalled, signal.SIGKILL, _anew)
+"""No service; a new one afterwards."""
+
+stopped = partial(signalled, signal.SIGSTOP, lambda process: process.signal(signal.SIGCONT))
+"""A service that takes connections and answers none, and goes on afterwards."""
 
 
 @contextmanager
