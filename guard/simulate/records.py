@@ -1,6 +1,6 @@
 """Simulated requests as the joined rows of `guard.wire`, so that estimation and control learn as in production.
 
-The seven parts of TTFT are cut where the hook cuts them (guard.hook.requests).
+The seven parts of TTFT are cut where the hook cuts them (guard.hook.records).
 """
 
 from typing import Final, NamedTuple
