@@ -1,13 +1,10 @@
-"""The worker's records, and timing that survives vLLM's aggregation over ranks."""
-
-import pickle
-from dataclasses import dataclass
+"""The worker's records."""
 
 import pytest
 
 from guard import semconv
 from guard.connectors import LMCACHE_MP
-from guard.hook.envelope import Context, Envelope, Load, SyncLoads, boot_id
+from guard.hook.envelope import Context, Envelope, Load
 from guard.hook.recorder import Recorder
 from guard.hook.records import Scope
 from guard.hook.requests import Backend
@@ -30,17 +27,6 @@ def recorder() -> Recorder:
 @pytest.fixture
 def side(recorder: Recorder) -> WorkerSide:
     return WorkerSide(recorder, Scope("h:1/0", "m"), BACKEND, rank=3)
-
-
-def test_an_envelope_survives_the_way_to_another_process() -> None:
-    envelope = Envelope((CONTEXT,), (Load("r1", 7, 1, 512, False),), 9)
-    sent = pickle.dumps(envelope.plain())
-    assert b"guard" not in sent  # a worker on a machine without kvguard reads the step too
-    assert Envelope.read(pickle.loads(sent)) == envelope  # noqa: S301
-    assert Envelope.read(None) is None
-    assert Envelope.read((((("r1", 1),)), (), 0)) is None  # of another version
-    wrapped = SyncLoads(None, 9, 1, 2, "boot")
-    assert pickle.loads(pickle.dumps(wrapped)) == wrapped  # noqa: S301
 
 
 def test_a_load_is_told_once_by_its_rank_under_its_fetch(side: WorkerSide, recorder: Recorder) -> None:
@@ -81,40 +67,3 @@ def test_contexts_are_bounded() -> None:
     assert contexts.get("r2") is None
     assert contexts.fetch_span("r2") == 0
     assert contexts.fetch_span("r4") == 4
-
-
-@dataclass
-class Theirs:
-    """A connector's own worker metadata, as strict as LMCache's."""
-
-    value: int
-
-    def aggregate(self, other: object) -> "Theirs":
-        assert isinstance(other, Theirs)
-        return Theirs(self.value + other.value)
-
-
-def test_the_slowest_rank_counts_and_the_connectors_own_part_is_merged() -> None:
-    fast = SyncLoads(Theirs(1), 9, 100, 150, "boot")
-    slow = SyncLoads(Theirs(2), 9, 100, 190, "boot")
-    for merged in (fast.aggregate(slow), slow.aggregate(fast)):
-        assert (merged.start, merged.end, merged.inner) == (100, 190, Theirs(3))
-
-
-def test_ranks_on_other_machines_are_compared_by_duration() -> None:
-    here = SyncLoads(None, 9, 1000, 1050, "here")
-    there = SyncLoads(None, 9, 5, 100, "there")
-    assert here.aggregate(there).boot == "there"
-    assert there.aggregate(here).boot == "there"
-
-
-def test_a_rank_without_timing_does_not_break_the_aggregation() -> None:
-    wrapped = SyncLoads(Theirs(1), 9, 0, 5, "boot")
-    assert wrapped.aggregate(Theirs(2)).inner == Theirs(3)
-    assert SyncLoads(None, 9, 0, 5, "boot").aggregate(Theirs(2)).inner == Theirs(2)
-    assert wrapped.aggregate(SyncLoads(None, 9, 0, 9, "boot")).inner == Theirs(1)
-    assert SyncLoads(None, 9, 0, 5, "boot").aggregate(wrapped).inner == Theirs(1)
-
-
-def test_the_clock_has_one_name_per_machine() -> None:
-    assert boot_id() == boot_id() != ""
