@@ -41,7 +41,7 @@ class Traffic(NamedTuple):
     inflight: int = 0
     inflight_bytes: int = 0
     running: int = 0
-    waiting: int = 0  # requests without their first token, this one not counted
+    waiting: float = 0.0  # requests without their first token, this one not counted
     backlog_tokens: int = 0  # tokens that those still have to compute
     elapsed: float = 0.0  # since this request's arrival
     slowdown: float = 1.0  # reads take so many times what is projected

@@ -321,6 +321,11 @@ class RequestRecord:
     clamped: tuple[str, ...] = ()  # what was out of range as sent and was put right, e.g. hit tokens counted twice
 
     @property
+    def gpu_seconds(self) -> float:
+        """Seconds without a first token in which it wanted the GPU, not its KV: q1 + q3 + p."""
+        return self.queue + self.resume + self.prefill
+
+    @property
     def miss_latency(self) -> float:
         """Local miss to KV usable, seconds: u + q2 + f."""
         return self.lookup + self.slot + self.fetch

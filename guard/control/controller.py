@@ -222,7 +222,7 @@ def _while_half_open(
     tried = [read for read in evidence.reads if read.tagged and read.at - read.seconds >= state.since]
     lost, wasted, goods = 0.0, 0.0, state.goods
     for read in tried:
-        saved = saved_seconds(read, costs)
+        saved = saved_seconds(read, costs, evidence.waiting)
         # What may have been a wait for the engine is taken for one only where RTT says that the link healed.
         if read.ok and (read.seconds <= saved or (read.least <= saved and _fallen(state, evidence, tuning))):
             goods += 1

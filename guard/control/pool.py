@@ -4,10 +4,12 @@ Two budgets, of which the smaller holds:
 
 - **Slow start.** While the link has not shown how much it carries, only so many reads may be in flight over all engines
   as would still pay if they ran at once (`headroom`), and one more for every read that paid since; when `PROVED` per
-  engine did, the link is known and this budget is gone. When all reads of a step were slow and did not pay, what was
-  gained is halved; when a part of them was, by that part of it, so that the same share of losses weighs the same on a
-  large fleet. Every `IDLE_SECONDS` without a read halve it, too; half of it is left when most engines had to stop. So a
-  first burst of many engines, of which each sees its own reads only, is bounded without a word from anybody.
+  engine did, the link is known and this budget is gone. When all reads of a round were slow and did not pay, what was
+  gained is halved; when a part of them was, by that part of it. A round is as many reads as may be in flight, one per
+  engine at most: as in TCP a budget is cut once by what was in flight under it, and the same share of losses weighs the
+  same however many reads a step sees. Every `IDLE_SECONDS` without a read halve it, too; half of it is left when most
+  engines had to stop. So a first burst of many engines, of which each sees its own reads only, is bounded without a
+  word from anybody.
 - **Limit.** What slows every engine is the link and shrinks the budget; what slows one engine is that engine's own (its
   state is its own, too). So it goes by the median over engines, and acts only where several of them read. It leaves
   each engine one read, and all together as many as still pay.
@@ -35,12 +37,16 @@ TURN_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Memory of one backend's pool: the limit (None: none needed) and its baseline; reads that paid, and the last."""
+    """Memory of one backend's pool: the limit (None: none needed) and its baseline; reads that paid, and the last.
+
+    `round` is how many reads of the present round paid, and how many lost.
+    """
 
     limit: float | None = None
     baseline: float | None = None
     paid: float = 0.0
     read_at: float | None = None
+    round: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +66,9 @@ class Member:
 
 
 def member(
-    reads: Sequence[Read], costs: Costs | None, inflight: int, *, stopped: bool = False, wants: bool = False
-) -> Member:
+    reads: Sequence[Read], costs: Costs | None, inflight: int, *, stopped: bool = False, wants: bool = False,
+    waiting: float = 0.0,
+) -> Member:  # fmt: skip
     """One engine by its reads since the last step. Without a model every read that ended well counts as one that paid.
 
     Args:
@@ -70,6 +77,7 @@ def member(
         inflight: its reads in flight.
         stopped: it is in bypass.
         wants: some of its requests could read.
+        waiting: requests that wait for its GPU: what a read saves, it saves each of them.
     """
     if not reads:
         return Member(inflight=inflight, stopped=stopped, wants=wants)
@@ -77,9 +85,11 @@ def member(
     if costs is None:
         return Member(inflight=inflight, paid=len(good), stopped=stopped, wants=wants)
     times = [(read, read.seconds / expected) for read in good if (expected := costs.read_seconds(read.bytes)) > 0.0]
-    paid = sum(read.seconds <= saved_seconds(read, costs) for read, _ in times)  # what may be a wait proves nothing
+    saved = [saved_seconds(read, costs, waiting) for read, _ in times]
+    paid = sum(read.seconds <= each for (read, _), each in zip(times, saved, strict=True))  # a wait proves nothing
     lost = sum(  # a try is judged by the engine that made it: it may be slow for reasons of its own
-        time > TOLERANCE and read.least > saved_seconds(read, costs) and not read.tagged for read, time in times
+        time > TOLERANCE and read.least > each and not read.tagged
+        for (read, time), each in zip(times, saved, strict=True)
     )
     mean = fmean(time for _, time in times) if times else None
     return Member(inflight=inflight, time=mean, paid=paid, lost=lost, stopped=stopped, wants=wants)
@@ -96,7 +106,7 @@ def shared(
         headroom: reads at once that would still pay (`projection.headroom`); None: not known, no slow start.
         now: seconds.
     """
-    pool = _slow_start(pool, members, now)
+    pool = _slow_start(pool, members, headroom, now)
     total = sum(each.inflight for each in members.values())
     times = [each.time for each in members.values() if each.time is not None]
     if len(times) >= 2:
@@ -117,18 +127,21 @@ def shared(
     return pool, {name: 1 << (part.bit_length() - 1) for name, part in parts.items()}  # hooks are not woken for less
 
 
-def _slow_start(pool: Pool, members: Mapping[str, Member], now: float) -> Pool:
+def _slow_start(pool: Pool, members: Mapping[str, Member], headroom: float | None, now: float) -> Pool:
     paid, lost = (sum(getattr(each, name) for each in members.values()) for name in ("paid", "lost"))
     most = PROVED * len(members)
-    share = lost / (lost + paid) if lost else 0.0
-    gained = min((pool.paid + paid) * (1.0 - 0.5 * share), 2.0 * most)
+    gained, round_paid, round_lost = pool.paid + paid, pool.round[0] + paid, pool.round[1] + lost
+    if round_paid + round_lost >= min((headroom or 1.0) + pool.paid, len(members)):
+        gained *= 1.0 - 0.5 * round_lost / max(round_paid + round_lost, 1)
+        round_paid = round_lost = 0
+    gained = min(gained, 2.0 * most)
     ended = paid or lost or any(each.time is not None for each in members.values())
     read_at = now if ended or pool.read_at is None else pool.read_at
     if 2 * sum(each.stopped for each in members.values()) > len(members):
         gained = min(gained, most / 2.0)
     if now - read_at > IDLE_SECONDS:
         gained, read_at = gained / 2.0, now
-    return replace(pool, paid=gained, read_at=read_at)
+    return replace(pool, paid=gained, read_at=read_at, round=(round_paid, round_lost))
 
 
 def _in_turn(permits: int, members: Mapping[str, Member], now: float) -> dict[str, int]:

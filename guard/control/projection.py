@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from guard.control.shapes import ALL, Coefficients, Evidence, Projection, Read
-from guard.costs import ClassCost, Comparison, Costs
+from guard.costs import ClassCost, Comparison, Costs, Traffic
 from guard.estimate.shapes import FEW, Cell
 from guard.slo.objective import Objective
 
@@ -89,11 +89,12 @@ def costs_of(wanted: Coefficients) -> Costs:
 
 
 def project(evidence: Evidence, costs: Costs) -> Projection:
-    """Both roads, for the reference request and over the mix of classes."""
+    """Both roads, for the reference request and over the mix of classes, each with its price for those who wait."""
     pooled = evidence.cells[ALL]
     if pooled.reference_tokens <= 0.0 or pooled.reference_matched <= 0.0:
         return Projection()
-    reference = _compare(costs, pooled, costs.bound)
+    at = Traffic(waiting=evidence.waiting)
+    reference = _compare(costs, pooled, costs.bound, at)
     weights = {name: rate for name, rate in evidence.mix.items() if rate > 0.0} or {ALL: 1.0}
     total = sum(weights.values())
     best, losing, gain, attainable, sla = math.inf, 0.0, 0.0, 0.0, 0.0
@@ -101,8 +102,8 @@ def project(evidence: Evidence, costs: Costs) -> Projection:
         cell = evidence.cells.get(name, pooled)
         expected = costs.classes.get(name)
         cell = cell if cell.reference_tokens > 0.0 and cell.reference_matched > 0.0 else pooled
-        one = _compare(costs, cell, expected.bound if expected else costs.bound)
-        best = min(best, one.remote / max(one.recompute, 1e-9))
+        one = _compare(costs, cell, expected.bound if expected else costs.bound, at)
+        best = min(best, one.remote_price / max(one.recompute_price, 1e-9))
         losing += rate * bool(one.verdict)
         gain += rate * (one.recompute - one.remote)
         attainable += rate * (min(one.remote_tail, one.recompute_tail) <= one.bound)
@@ -115,41 +116,42 @@ def project(evidence: Evidence, costs: Costs) -> Projection:
 
 
 def min_tokens(evidence: Evidence, costs: Costs) -> int:
-    """Fewest tokens whose read pays at an idle engine: fixed part of a read over what a token saves net of its bytes.
+    """Fewest tokens whose read pays: fixed part of a read over what a token saves net of its bytes.
 
-    A read of m tokens takes F + s*m and saves about b*m (m small against the prompt: d's part is that of its end).
+    A read of m tokens takes F + s*m and saves about b*m (m small against the prompt: d's part is that of its end) to
+    its request and to each that waits. These count in steps of half a power of two: hooks are not woken for less.
     Half of it, rounded down to a power of two, at most a quarter of the reference: the gate compares the rest exactly.
     """
     cell = evidence.cells[ALL]
     fixed = costs.read_seconds(0.0)
-    saved = (
-        costs.b
-        + costs.d * cell.reference_tokens / 2.0
-        - (costs.per_byte + costs.lookup_per_byte) * (costs.bytes_per_token)
-    )
+    share = 2.0 ** (math.floor(2.0 * math.log2(1.0 + evidence.waiting)) / 2.0)
+    saved = share * (costs.b + costs.d * cell.reference_tokens / 2.0)
+    saved -= (costs.per_byte + costs.lookup_per_byte) * costs.bytes_per_token
     if saved <= 0.0:
         return 0
     tokens = int(min(fixed / saved / 2.0, cell.reference_matched / 4.0))
     return 1 << (tokens.bit_length() - 1) if tokens >= 64 else 0
 
 
-def saved_seconds(read: Read, costs: Costs | None) -> float:
-    """What a request would have computed longer without its read; without a model: not known, so a lot."""
+def saved_seconds(read: Read, costs: Costs | None, waiting: float = 0.0) -> float:
+    """What a request would have computed longer without its read; without a model: not known, so a lot.
+
+    Each of the `waiting` has it, too (the price of computing, `guard.costs`).
+    """
     if costs is None:
         return math.inf
     missing = read.prompt_tokens - read.local_tokens
     rest = max(missing - read.loaded_tokens, 1)
-    return costs.prefill(read.prompt_tokens, missing, read.running) - costs.prefill(
-        read.prompt_tokens, rest, read.running
-    )
+    full, part = (costs.prefill(read.prompt_tokens, computed, read.running) for computed in (missing, rest))
+    return (1.0 + waiting) * (full - part)
 
 
-def headroom(cell: Cell | None) -> float | None:
+def headroom(cell: Cell | None, waiting: float = 0.0) -> float | None:
     """Reads of the reference size that may begin at once on one link and still pay, at least 1; None: not known.
 
     The last of k ends after the fixed part of a read and k times what the bytes of one take: round trips run side by
-    side, bytes one after the other. That must not be more than what it saves. At the least RTT seen: what a raised one
-    costs is no matter of how many read.
+    side, bytes one after the other. That must not be more than what it saves, to its request and the `waiting`. At the
+    least RTT seen: what a raised one costs is no matter of how many read.
     """
     if cell is None or cell.prefill is None or cell.fetch is None or cell.reference_matched <= 0.0:
         return None
@@ -166,14 +168,14 @@ def headroom(cell: Cell | None) -> float | None:
         return None
     rest = max(missing - cell.reference_matched, 1.0)
     saved = cell.prefill.seconds(prompt, missing) - cell.prefill.seconds(prompt, rest)
-    return max((saved - (read - moving)) / moving, 1.0)
+    return max(((1.0 + waiting) * saved - (read - moving)) / moving, 1.0)
 
 
-def _compare(costs: Costs, cell: Cell, bound: float) -> Comparison:
+def _compare(costs: Costs, cell: Cell, bound: float, at: Traffic) -> Comparison:
     prompt, matched = int(cell.reference_tokens), int(cell.reference_matched)
     size = matched * (cell.bytes_per_token or costs.bytes_per_token)
     sure = ClassCost(1.0, matched, bound)
-    return costs.compare_lookup(max(prompt, 1), 0, sure, size / matched if matched else 0.0)
+    return costs.compare_lookup(max(prompt, 1), 0, sure, size / matched if matched else 0.0, at)
 
 
 def _with_objectives(evidence: Evidence, pooled: Cell) -> list[tuple[str, Cell]]:

@@ -62,7 +62,8 @@ class Evidence:
     `mix` is requests per second by class (those that could read remotely); `sharing_bytes` what other engines of the
     backend's pool have in flight. `max_inflight` is this engine's part of the pool's budget (0: not its turn),
     `members` how many engines the pool has; `peers_healed` is when another of them last opened again because reads
-    paid.
+    paid. `waiting` is how many requests have waited for this engine's GPU of late, on average: what one reads, none of
+    them waits for (by Little's law, `gpu_seconds` of requests per second); 0 where a load holds the engine up.
     """
 
     cells: Mapping[str, Cell] = field(default_factory=dict)
@@ -79,6 +80,7 @@ class Evidence:
     max_inflight: int | None = None
     members: int = 1
     peers_healed: float = -math.inf
+    waiting: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +97,9 @@ class Coefficients:
 class Projection:
     """Projected TTFT of the reference request (idle engine, its lookup included), and what follows for the mix.
 
-    `best` is the least ratio of remote to recompute over the classes of the mix: above 1 no class gains. `gain` is what
-    a request that hits gains by reading, averaged over the mix, seconds; below 0 it loses.
+    `best` is the least ratio of remote to recompute over the classes of the mix, each with its price for those who wait
+    (`guard.costs`): above 1 no class gains. `gain` is what a request that hits gains by reading, averaged over the mix,
+    seconds; below 0 it loses.
     """
 
     remote: float | None = None

@@ -247,7 +247,7 @@ class Controlling:
             rtt=link[0], reachable=link[1],
             inflight=count, inflight_bytes=size, oldest_age=oldest, reads=held.taken(), mix=held.rates(now),
             max_inflight=pooled.part, members=pooled.members, sharing_bytes=float(pooled.sharing_bytes),
-            peers_healed=pooled.healed,
+            peers_healed=pooled.healed, waiting=held.waiting(now),
         )  # fmt: skip
         before, was = unit.plan, unit.state.name
         unit.state, plan = decide(unit.state, evidence, now)
@@ -265,13 +265,19 @@ class Controlling:
         if len(members) < 2:
             return {}
         states: dict[str, Member] = {}
+        waits: list[float] = []
         for key, _ in members:
             held, unit = self.gathered.of(key), self.units.get(key)
             costs, plan = (unit.costs, unit.plan) if unit else (None, None)
             stopped = plan is not None and plan.state == BYPASS
-            states[key[0]] = member(held.reads, costs, held.flight(now)[0], stopped=stopped, wants=bool(held.mix))
+            waits.append(held.waiting(now))
+            states[key[0]] = member(
+                held.reads, costs, held.flight(now)[0], stopped=stopped, wants=bool(held.mix), waiting=waits[-1]
+            )
+        waiting = sum(waits) / len(waits)
         spare = (
-            headroom(self._by_backend.get((model, backend), {}).get(ALL)) for model in {each for _, each in members}
+            headroom(self._by_backend.get((model, backend), {}).get(ALL), waiting)
+            for model in {each for _, each in members}
         )
         least = min((each for each in spare if each is not None), default=None)  # of several models the least
         pool = self._pools.pop(backend, None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from guard import gate, semconv
-from guard.connectors import capability_of_label
+from guard.connectors import LOAD_SYNC, capability_of_label
 from guard.control.shapes import Read
 from guard.costs import Costs
 from guard.wire import FetchRecord, RequestRecord
@@ -49,6 +49,7 @@ class Gathered:
     reads: deque[Read] = field(default_factory=lambda: deque(maxlen=READS_KEPT))
     flights: dict[tuple[str, ...], Flight] = field(default_factory=dict)  # by process
     mix: dict[str, float] = field(default_factory=dict)  # class -> requests, faded
+    gpu_seconds: float = 0.0  # of the requests' TTFT, faded
     mixed_at: float = 0.0
     errors: dict[str, deque[float]] = field(
         default_factory=lambda: {choice: deque(maxlen=ERRORS_KEPT) for choice in _CHOICES}
@@ -74,6 +75,16 @@ class Gathered:
         self._fade(now)
         return {name: count / MIX_SECONDS for name, count in self.mix.items()}
 
+    def waiting(self, now: float) -> float:
+        """Requests without a first token that wanted the GPU, on average over about as long (Little's law)."""
+        self._fade(now)
+        return self.gpu_seconds / MIX_SECONDS
+
+    def occupied(self, seconds: float, now: float) -> None:
+        """Counts the time for which a request wanted the GPU."""
+        self._fade(now)
+        self.gpu_seconds += seconds
+
     def count(self, class_: str, now: float) -> None:
         """Counts a request of a class."""
         self._fade(now)
@@ -84,6 +95,7 @@ class Gathered:
             return
         keep = max(0.0, 1.0 - (now - self.mixed_at) / MIX_SECONDS)
         self.mix = {name: count * keep for name, count in self.mix.items() if count * keep > 0.05}
+        self.gpu_seconds *= keep
         self.mixed_at = now
 
 
@@ -116,6 +128,8 @@ class Gatherer:
         if known is None and not record.aborted and record.ttft is not None:
             if record.tokens_matched > 0 or record.decision in (semconv.DECISION_SKIP, semconv.DECISION_DECLINE):
                 held.count(record.class_, now)
+            if capability_of_label(record.backend).load != LOAD_SYNC:  # whoever waits then waits for reads, too
+                held.occupied(record.gpu_seconds, now)
             if costs is not None:
                 _judge(held, record, costs)
         self._counted[record.span_id] = len(record.fetches)

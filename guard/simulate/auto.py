@@ -9,8 +9,10 @@ import math
 import random
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 from typing import Any, Final
 
+from guard.connectors import LOAD_SYNC
 from guard.control.controller import decide
 from guard.control.pool import Pool, member, shared
 from guard.control.projection import costs_of, headroom
@@ -78,6 +80,7 @@ class Auto:
         self._rtt: float | None = None
         self._reachable: bool | None = None
         self._recent: deque[tuple[float, str, int]] = deque()
+        self._waits: deque[tuple[float, float, int]] = deque()
         self._inflight = [(0, 0, 0.0) for _ in numbers]
         self._rng = random.Random(f"{scenario.seed}/probe")  # noqa: S311
         self._seconds: dict[str, float] = dict.fromkeys(STATES, 0.0)
@@ -146,6 +149,8 @@ class Auto:
             self._take(now, self._told.popleft()[1])
         while self._recent and self._recent[0][0] < now - MIX_SECONDS:
             self._recent.popleft()
+        while self._waits and self._waits[0][0] < now - MIX_SECONDS:
+            self._waits.popleft()
         parts = self._share(now)
         for number in range(len(self._states)):
             self._decide(now, number, parts.get(str(number)))
@@ -155,18 +160,31 @@ class Auto:
         """Every engine's part of the link, as the service splits it."""
         costs = [costs_of(plan.coefficients) if plan and plan.coefficients.fetch else None for plan in self._plans]
         want = {engine for _, _, engine in self._recent}
+        waiting = [self._waiting(number) for number in range(len(self._plans))]
         members = {
             str(number): member(
-                reads, costs[number], self._inflight[number][0], stopped=state.name == BYPASS, wants=number in want
+                reads,
+                costs[number],
+                self._inflight[number][0],
+                stopped=state.name == BYPASS,
+                wants=number in want,
+                waiting=waiting[number],
             )
             for number, (reads, state) in enumerate(zip(self._reads, self._states, strict=True))
         }
-        self._pool, parts = shared(self._pool, members, headroom(self._cells.get(ALL)), now)
+        self._pool, parts = shared(self._pool, members, headroom(self._cells.get(ALL), fmean(waiting)), now)
         return parts
+
+    def _waiting(self, number: int) -> float:
+        """Requests that have waited for an engine's GPU of late, as the service reckons them."""
+        if self.scenario.connector.capability.load == LOAD_SYNC:
+            return 0.0
+        return sum(each for _, each, engine in self._waits if engine == number) / MIX_SECONDS
 
     def _take(self, now: float, record: RequestRecord) -> None:
         self.window.add(record)
         number = int(record.internal_id.partition("-")[0])
+        self._waits.append((now, record.gpu_seconds, number))
         if record.prompt_tokens - record.tokens_local > self.scenario.connector.chunk_tokens:
             self._recent.append((now, record.class_, number))
         failed = any(each.outcome == OUTCOME_FAILED for each in record.fetches)
@@ -199,6 +217,7 @@ class Auto:
             inflight_bytes=size, oldest_age=oldest, reads=reads,
             members=len(self._states), max_inflight=part, mix={name: n / seconds for name, n in mix.items()},
             peers_healed=max((at for other, at in enumerate(self._healed) if other != number), default=-math.inf),
+            waiting=self._waiting(number),
             sharing_bytes=float(sum(each[1] for other, each in enumerate(self._inflight) if other != number)),
         )  # fmt: skip
         state = self._states[number]

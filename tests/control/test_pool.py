@@ -39,6 +39,14 @@ def test_headroom_is_the_reads_at_once_that_still_pay() -> None:
         assert headroom(unknown) is None
 
 
+def test_where_requests_wait_for_the_gpu_more_reads_at_once_pay() -> None:
+    assert headroom(CELL, 2.0) == pytest.approx((3.0 * 0.384 - 0.0116) / 0.0384, rel=0.001)
+    slow = read(0.9)  # saves 0.384 s to each
+    for waiting, paid, lost in ((0.0, 0, 1), (1.3, 0, 1), (1.4, 1, 0)):
+        told = member([slow], COSTS, 0, waiting=waiting)
+        assert (told.paid, told.lost) == (paid, lost)
+
+
 def test_a_first_burst_of_many_engines_is_bounded_from_the_start() -> None:
     pool, parts = shared(Pool(), SIXTEEN, 2.7, 0.0)
     assert sum(parts.values()) == 2
@@ -68,8 +76,8 @@ def test_reads_that_pay_open_the_link_and_slow_ones_that_do_not_close_it() -> No
     while pool.paid < PROVED * 16:
         pool, parts = shared(pool, paying, 1.0, 0.0)
     assert parts == {}
-    losing = SIXTEEN | {"e0": Member(lost=1, time=5.0)}
-    pool = replace(pool, paid=PROVED * 16.0)
+    losing = dict.fromkeys(SIXTEEN, Member(wants=True, lost=1, time=5.0))
+    pool = replace(pool, paid=PROVED * 16.0, round=(0, 0))
     halved, parts = shared(pool, losing, 1.0, 0.0)
     assert (halved.paid, set(parts.values())) == (PROVED * 8.0, {2})
     stopped = dict.fromkeys(SIXTEEN, Member(stopped=True))
@@ -78,6 +86,23 @@ def test_reads_that_pay_open_the_link_and_slow_ones_that_do_not_close_it() -> No
     for seconds, left in ((IDLE_SECONDS - 1.0, 1.0), (IDLE_SECONDS + 1.0, 0.5), (2.0 * IDLE_SECONDS + 3.0, 0.25)):
         pool, _ = shared(pool, SIXTEEN, 1.0, seconds)
         assert pool.paid == left * PROVED * 16.0
+
+
+@pytest.mark.parametrize(("paid", "reads"), [(0.0, 1), (2.0, 3), (9.0, 6), (48.0, 6)])
+def test_losses_count_once_as_many_reads_have_ended_as_may_be_in_flight(paid: float, reads: int) -> None:
+    """Of few engines a step sees one read: if a lost one were all of a step, a third would hold them back for ever."""
+    six = {f"e{number}": Member(wants=True) for number in range(6)}
+    pool, bad = Pool(paid=paid), six | {"e0": Member(wants=True, lost=1)}
+    for _ in range(reads - 1):
+        pool, _ = shared(pool, bad, 1.0, 0.0)
+        assert pool.paid == paid
+    assert shared(pool, bad, 1.0, 0.0)[0].paid == paid / 2.0
+    good, parts = six | {"e0": Member(wants=True, paid=1)}, {}
+    pool = Pool()
+    for number in range(60):
+        pool, parts = shared(pool, bad if number % 3 == 0 else good, 1.0, 0.0)
+    assert pool.paid == pytest.approx(20.0, abs=3.0)
+    assert sum(parts.values()) >= 12
 
 
 def permitted(engines: int, lost: float) -> int:

@@ -62,6 +62,22 @@ def test_what_vllm_holds_itself_is_sent_by_the_lookup_and_not_fetched(backend: s
     assert gatherer.of((KEY[0], backend)).errors["remote"][0] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_requests_that_wait_for_the_gpu_are_counted_by_their_time() -> None:
+    """Three a second, each 0.4 s without the GPU's answer: 1.2 at a time. What waits for its KV is not among them."""
+    gatherer, sync = Gatherer(), "lmcache/store"
+    for number in range(600):
+        for backend in (KEY[1], sync):
+            one = record(
+                2 * number + (backend == sync), backend=backend, ttft=3.0, queue=0.1, resume=0.2, prefill=0.1,
+                lookup=1.0, slot=0.6, fetch=1.0,
+            )  # fmt: skip
+            gatherer.take(one, None, number / 3.0)
+    assert gatherer.of(KEY).waiting(200.0) == pytest.approx(1.2, rel=0.05)
+    assert gatherer.of((KEY[0], sync)).waiting(200.0) == 0.0  # its loads hold everybody up
+    assert gatherer.of(KEY).waiting(215.0) == pytest.approx(0.6, rel=0.05)
+    assert gatherer.of(KEY).waiting(300.0) == 0.0
+
+
 def test_a_backend_that_a_process_tells_of_no_more_has_nothing_in_flight() -> None:
     gatherer = Gatherer()
     gatherer.told(KEY[0], HOST, told(a_b=[2, 100, 0.5], c_d=[1, 10, 0.0]), 1.0)
