@@ -104,9 +104,10 @@ def _build_injector(at: Path) -> None:
 
 
 def _install_shim(env: LabEnv) -> None:
-    """Copies the CPU shim for in-process LMCache into the environment, as an installed vLLM plugin (see lab/shim)."""
+    """Copies the lab's plugins for vLLM into the environment, as if installed (see lab/shim)."""
     site = env.vllm / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    shutil.copyfile(HERE / "shim/kvguard_lab_shim.py", site / "kvguard_lab_shim.py")
+    for module in (HERE / "shim").glob("*.py"):
+        shutil.copyfile(module, site / module.name)
     shutil.copytree(HERE / "shim/dist-info", site / "kvguard_lab_shim-0.dist-info", dirs_exist_ok=True)
 
 
