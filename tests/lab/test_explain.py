@@ -28,7 +28,7 @@ pytestmark = [
 ]
 
 TOKENS = 1300
-BLOCKS = 4
+BLOCKS = 8
 HITS, MISSES = 4, 2
 SEEN_SECONDS = 4.5
 """Idle RTT is the least of the last three rounds, one a second."""
@@ -38,8 +38,8 @@ SETUPS = {
     "in-process": StackConfig(connector="lmcache", chunk_size=256, probe=True, one_core=True),
 }
 
-NEAR_MS = (0, 2, 5, 10, 20)
-FAR_MS = (0, 5, 10, 20, 40, 80)
+NEAR_MS = (0, 1, 2, 5, 10, 20)
+FAR_MS = (0, 1, 5, 10, 20, 40, 80)
 """In-process LMCache makes a quarter of the round trips, so it breaks even further out."""
 
 
