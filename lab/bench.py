@@ -83,7 +83,7 @@ class Switch:
             os.kill(pid, signal.SIGUSR2 if hook else signal.SIGUSR1)
         wait_until(lambda: all(text.startswith(word) for text in self._said()), 10.0, f"the hook to be {word}")
         if sum(int(text.split()[1]) for text in self._said()) < CONNECTORS:
-            raise LabError(f"the switch found no hook: {', '.join(self._said())}")
+            raise LabError(f"the switch found fewer than {CONNECTORS} hooked connectors: {', '.join(self._said())}")
 
     def _said(self) -> list[str]:
         return [said.read_text() or "nothing" for said in self._files.values()]

@@ -14,8 +14,8 @@ from typing import Any
 INNER = "_kvguard_inner"
 """Attribute of every guarded class: the class that it was made from."""
 
-_taken: list[tuple[Any, type]] = []
-"""Connectors without their hook, and the guarded class of each."""
+_connectors: list[tuple[Any, type]] = []
+"""Connectors and the guarded class of each, once looked for."""
 
 
 def register() -> None:
@@ -26,25 +26,20 @@ def register() -> None:
 
         def switch(number: int, _frame: object) -> None:
             out = number == signal.SIGUSR1
-            said.write_text(f"{'out' if out else 'in'} {_take_out() if out else _put_back()}")
+            if not _connectors:
+                _connectors.extend((found, type(found)) for found in _everything() if INNER in vars(type(found)))
+            for connector, guarded in _connectors:
+                connector.__class__ = getattr(guarded, INNER) if out else guarded
+            said.write_text(f"{'out' if out else 'in'} {len(_connectors)}")
 
         signal.signal(signal.SIGUSR1, switch)
         signal.signal(signal.SIGUSR2, switch)
         said.write_text("ready 0")
 
 
-def _take_out() -> int:
-    if not _taken:
-        guarded = [found for found in gc.get_objects() if INNER in vars(type(found))]
-        for connector in guarded:
-            _taken.append((connector, type(connector)))
-            connector.__class__ = getattr(type(connector), INNER)
-    return len(_taken)
-
-
-def _put_back() -> int:
-    for connector, guarded in _taken:
-        connector.__class__ = guarded
-    count = len(_taken)
-    _taken.clear()
-    return count
+def _everything() -> list[Any]:
+    """All objects that the collector knows; vLLM has frozen those of its start, so they are thawed for the look."""
+    gc.unfreeze()
+    found = gc.get_objects()
+    gc.freeze()
+    return found
