@@ -30,7 +30,9 @@ def register() -> None:
                 _connectors.extend((found, type(found)) for found in _everything() if INNER in vars(type(found)))
             for connector, guarded in _connectors:
                 connector.__class__ = getattr(guarded, INNER) if out else guarded
-            said.write_text(f"{'out' if out else 'in'} {len(_connectors)}")
+            whole = Path(f"{path}-{os.getpid()}")
+            whole.write_text(f"{'out' if out else 'in'} {len(_connectors)}")
+            whole.replace(said)
 
         signal.signal(signal.SIGUSR1, switch)
         signal.signal(signal.SIGUSR2, switch)
