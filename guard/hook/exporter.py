@@ -27,7 +27,7 @@ from guard.hook.recorder import Record, Recorder
 from guard.hook.thread import Worker
 from guard.hook.transport import HttpTransport, Transport
 
-DRAIN_SECONDS: Final = 0.1
+DRAIN_SECONDS: Final = 0.2
 """Longest wait between two looks at the ring."""
 
 SLICE_SPANS: Final = 16
