@@ -77,7 +77,7 @@ lab-test: $(VENV)/.installed ## Tests on real vLLM (starts and stops everything 
 lab-test-again: $(VENV)/.installed ## Those of them that failed the last time
 	$(BIN)/python -m lab test --last-failed --last-failed-no-failures none
 
-lab-bench: $(VENV)/.installed ## Cost of the hook on real vLLM, 240 paired blocks; needs the machine for itself, 10 minutes
+lab-bench: $(VENV)/.installed ## Cost of the hook on real vLLM, 320 paired blocks; needs the machine for itself, 20 minutes
 	$(BIN)/python -m lab bench
 
 lab-sweep: $(VENV)/.installed ## kvguard sweep on real vLLM: latency tiers x concurrency, report in kvguard-sweep/; about 20 minutes

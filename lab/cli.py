@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--quick", action="store_true", help="fewer and shorter prompts")
     run.add_argument("--keep", action="store_true", help="leave everything running until Ctrl-C")
     bench = commands.add_parser("bench", help="cost of the hook: paired blocks on one engine, with and without it")
-    bench.add_argument("--blocks", type=int, default=240, help="paired blocks; a result needs 30 (default %(default)s)")
+    bench.add_argument("--blocks", type=int, default=320, help="paired blocks; a result needs 30 (default %(default)s)")
     sweep = commands.add_parser("sweep", help="kvguard sweep on the lab: latency tiers x concurrency, and its report")
     sweep.add_argument("--out", type=Path, default=Path("kvguard-sweep"), help="directory (default %(default)s)")
     commands.add_parser("test", help="pytest on tests/lab; further arguments go to pytest", add_help=False)
