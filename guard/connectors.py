@@ -43,6 +43,11 @@ class Capability:
     ask_after_failure: bool = True  # after a failed load it must still be asked, to put its own state right
     run: str = ""
 
+    @property
+    def aside(self) -> bool:
+        """Whether a read holds up its own request only, neither the engine nor its scheduler."""
+        return self.load == LOAD_ASYNC and not self.lookup_blocks
+
 
 LMCACHE_MP: Final = Capability(
     kind="lmcache-mp",

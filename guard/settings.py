@@ -34,6 +34,7 @@ ENV_PREFIX: Final = "KVGUARD_SERVE_"
 Source = Literal["default", "file", "environment", "flag"]
 _MIB: Final = 1 << 20
 _USER: Final = re.compile(r"(?<=://)[^/?#]*@")
+_BEFORE_AT: Final = re.compile(r"(^[a-z]+:/+)?.*@")
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -277,7 +278,7 @@ def _problem(error: Any, key: str, source: Source, path: Path | None) -> str:
     hint = ""
     if source == "environment" and str(error["input"]).startswith("tcp://"):
         hint = "; Kubernetes sets this for a Service named kvguard-serve: use enableServiceLinks: false"
-    return f"{message}, got {_masked(error['input'])!r} ({where}){hint}"
+    return f"{message}, got {_refused(error['input'])!r} ({where}){hint}"
 
 
 def _check_files(settings: Settings) -> None:
@@ -308,3 +309,8 @@ def _check_files(settings: Settings) -> None:
 
 def _masked(value: Any) -> Any:
     return _USER.sub("***@", value) if isinstance(value, str) else value
+
+
+def _refused(value: Any) -> Any:
+    """A value for an error text: one that is no URL may hold a password where a URL would not."""
+    return _BEFORE_AT.sub(r"\1***@", value) if isinstance(value, str) else value

@@ -160,6 +160,10 @@ def test_a_password_in_a_url_is_masked() -> None:
         load({"forward_endpoint": "grpc://u:pw@c:4317"})
     with pytest.raises(ConfigError, match=r"'http://\*\*\*@\[c'"):
         load({"forward_endpoint": "http://u:pw@[c"})
+    with pytest.raises(ConfigError, match=r"got '\*\*\*@collector:4318'"):
+        load({"forward_endpoint": "u:pw@collector:4318"})
+    with pytest.raises(ConfigError, match=r"got 'https:/\*\*\*@c'"):
+        load({"forward_endpoint": "https:/u:p/w@c"})
 
 
 def test_every_key_says_what_it_is() -> None:

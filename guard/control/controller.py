@@ -367,4 +367,5 @@ def _told(state: State, evidence: Evidence, projection: Projection) -> dict[str,
         "remote": projection.remote,
         "recompute": projection.recompute,
         "attainable": projection.attainable,
+        "waiting": round(evidence.waiting, 2),
     }

@@ -62,7 +62,7 @@ class Evidence:
     `mix` is requests per second by class (those that could read remotely); `sharing_bytes` what other engines of the
     backend's pool have in flight. `max_inflight` is this engine's part of the pool's budget (0: not its turn),
     `members` how many engines the pool has; `peers_healed` is when another of them last opened again because reads
-    paid. `waiting` is how many requests have waited for this engine's GPU of late, on average: what one reads, none of
+    paid. `waiting` is how many others have waited for this engine's GPU of late, on average: what one reads, none of
     them waits for (by Little's law, `gpu_seconds` of requests per second); 0 where a load holds the engine up.
     """
 

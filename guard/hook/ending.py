@@ -3,6 +3,10 @@
 import sys
 from traceback import walk_tb
 from types import TracebackType
+from typing import Final
+
+LOOP: Final = "run_engine_core"
+"""vLLM's function around the engine's main loop."""
 
 
 def crash() -> str:
@@ -13,9 +17,14 @@ def crash() -> str:
     alone: a message may quote a request.
     """
     error = sys.exc_info()[1]
-    if not isinstance(error, Exception) or _asked(error.__traceback__):
+    if not isinstance(error, Exception) or not _of_the_loop(error.__traceback__) or _asked(error.__traceback__):
         return ""
     return type(error).__name__
+
+
+def _of_the_loop(traceback: TracebackType | None) -> bool:
+    """Whether the error came up through the engine's main function: a caller may shut an engine down over its own."""
+    return any(frame.f_code.co_name == LOOP for frame, _ in walk_tb(traceback))
 
 
 def _asked(traceback: TracebackType | None) -> bool:

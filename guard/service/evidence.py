@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from guard import gate, semconv
-from guard.connectors import LOAD_SYNC, capability_of_label
+from guard.connectors import capability_of_label
 from guard.control.shapes import Read
 from guard.costs import Costs
 from guard.wire import FetchRecord, RequestRecord
@@ -50,6 +50,7 @@ class Gathered:
     flights: dict[tuple[str, ...], Flight] = field(default_factory=dict)  # by process
     mix: dict[str, float] = field(default_factory=dict)  # class -> requests, faded
     gpu_seconds: float = 0.0  # of the requests' TTFT, faded
+    met: list[float] = field(default_factory=lambda: [0.0, 0.0])  # others they met without a first token; requests
     mixed_at: float = 0.0
     errors: dict[str, deque[float]] = field(
         default_factory=lambda: {choice: deque(maxlen=ERRORS_KEPT) for choice in _CHOICES}
@@ -76,14 +77,20 @@ class Gathered:
         return {name: count / MIX_SECONDS for name, count in self.mix.items()}
 
     def waiting(self, now: float) -> float:
-        """Requests without a first token that wanted the GPU, on average over about as long (Little's law)."""
-        self._fade(now)
-        return self.gpu_seconds / MIX_SECONDS
+        """Others that a request finds wanting the GPU, on average over about as long.
 
-    def occupied(self, seconds: float, now: float) -> None:
-        """Counts the time for which a request wanted the GPU."""
+        By Little's law, which counts the request itself: right where requests arrive by chance. Where one client asks
+        again and again nobody else waits, so not more than the others that requests did meet when they arrived.
+        """
+        self._fade(now)
+        others, requests = self.met
+        return min(self.gpu_seconds / MIX_SECONDS, others / requests) if requests > 0.0 else 0.0
+
+    def occupied(self, seconds: float, others: int, now: float) -> None:
+        """Counts the time for which a request wanted the GPU, and the others without a first token when it came."""
         self._fade(now)
         self.gpu_seconds += seconds
+        self.met = [self.met[0] + others, self.met[1] + 1.0]
 
     def count(self, class_: str, now: float) -> None:
         """Counts a request of a class."""
@@ -96,6 +103,7 @@ class Gathered:
         keep = max(0.0, 1.0 - (now - self.mixed_at) / MIX_SECONDS)
         self.mix = {name: count * keep for name, count in self.mix.items() if count * keep > 0.05}
         self.gpu_seconds *= keep
+        self.met = [each * keep for each in self.met]
         self.mixed_at = now
 
 
@@ -128,8 +136,8 @@ class Gatherer:
         if known is None and not record.aborted and record.ttft is not None:
             if record.tokens_matched > 0 or record.decision in (semconv.DECISION_SKIP, semconv.DECISION_DECLINE):
                 held.count(record.class_, now)
-            if capability_of_label(record.backend).load != LOAD_SYNC:  # whoever waits then waits for reads, too
-                held.occupied(record.gpu_seconds, now)
+            if capability_of_label(record.backend).aside:  # else whoever waits may wait for a read
+                held.occupied(record.gpu_seconds, record.waiting, now)
             if costs is not None:
                 _judge(held, record, costs)
         self._counted[record.span_id] = len(record.fetches)

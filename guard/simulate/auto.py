@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Any, Final
 
-from guard.connectors import LOAD_SYNC
 from guard.control.controller import decide
 from guard.control.pool import Pool, member, shared
 from guard.control.projection import costs_of, headroom
@@ -80,7 +79,7 @@ class Auto:
         self._rtt: float | None = None
         self._reachable: bool | None = None
         self._recent: deque[tuple[float, str, int]] = deque()
-        self._waits: deque[tuple[float, float, int]] = deque()
+        self._waits: deque[tuple[float, float, int, int]] = deque()
         self._inflight = [(0, 0, 0.0) for _ in numbers]
         self._rng = random.Random(f"{scenario.seed}/probe")  # noqa: S311
         self._seconds: dict[str, float] = dict.fromkeys(STATES, 0.0)
@@ -177,14 +176,15 @@ class Auto:
 
     def _waiting(self, number: int) -> float:
         """Requests that have waited for an engine's GPU of late, as the service reckons them."""
-        if self.scenario.connector.capability.load == LOAD_SYNC:
+        if not self.scenario.connector.capability.aside:
             return 0.0
-        return sum(each for _, each, engine in self._waits if engine == number) / MIX_SECONDS
+        own = [(seconds, met) for _, seconds, met, engine in self._waits if engine == number]
+        return min(sum(seconds for seconds, _ in own) / MIX_SECONDS, fmean(met for _, met in own)) if own else 0.0
 
     def _take(self, now: float, record: RequestRecord) -> None:
         self.window.add(record)
         number = int(record.internal_id.partition("-")[0])
-        self._waits.append((now, record.gpu_seconds, number))
+        self._waits.append((now, record.gpu_seconds, record.waiting, number))
         if record.prompt_tokens - record.tokens_local > self.scenario.connector.chunk_tokens:
             self._recent.append((now, record.class_, number))
         failed = any(each.outcome == OUTCOME_FAILED for each in record.fetches)

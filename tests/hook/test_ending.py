@@ -69,3 +69,12 @@ def test_an_error_that_was_dealt_with_before_is_no_crash() -> None:
         raise ValueError
     run_engine_core(core)
     assert core.told == ""
+
+
+def test_an_error_of_the_caller_is_no_crash_of_the_engine_in_its_process() -> None:
+    core = FakeEngineCore(None, None)
+    try:
+        int("the caller's own")
+    except ValueError:
+        core.shutdown()
+    assert core.told == ""

@@ -148,10 +148,15 @@ def test_an_engine_that_crashes_says_so_in_its_goodbye(monkeypatch: pytest.Monke
     assert made is not None
     made.join(Backend(label="b", capability=EXAMPLE), scheduler=True)
     service.wait_for(1)
-    try:
-        int("what a request asked")
-    except ValueError:
-        made.leave()
+
+    def run_engine_core() -> None:
+        try:
+            int("what a request asked")
+        finally:
+            made.leave()
+
+    with pytest.raises(ValueError, match="invalid literal"):
+        run_engine_core()
     for thread in [thread for thread in threading.enumerate() if thread.name.startswith("kvguard")]:
         thread.join(30)
     byes = [seen.path for seen in service.seen if seen.method == "DELETE"]

@@ -10,6 +10,7 @@ from guard.wire import FetchRecord
 from tests.service.routes.test_request_list import record
 
 KEY = ("h:8000/0", "a/b")
+LMCACHE = "lmcache-mp/store"
 HOST, OTHER = ("h", "i", "1"), ("h", "i", "2")
 
 
@@ -62,20 +63,29 @@ def test_what_vllm_holds_itself_is_sent_by_the_lookup_and_not_fetched(backend: s
     assert gatherer.of((KEY[0], backend)).errors["remote"][0] == pytest.approx(0.0, abs=1e-9)
 
 
+def test_one_client_that_asks_again_and_again_keeps_nobody_waiting() -> None:
+    """It wants the GPU four fifths of the time, but never met another request."""
+    gatherer = Gatherer()
+    for number in range(100):
+        gatherer.take(record(number, backend=LMCACHE, ttft=0.4, prefill=0.4, waiting=0), None, number / 2.0)
+    assert gatherer.of((KEY[0], LMCACHE)).gpu_seconds > 0.0
+    assert gatherer.of((KEY[0], LMCACHE)).waiting(50.0) == 0.0
+
+
 def test_requests_that_wait_for_the_gpu_are_counted_by_their_time() -> None:
     """Three a second, each 0.4 s without the GPU's answer: 1.2 at a time. What waits for its KV is not among them."""
     gatherer, sync = Gatherer(), "lmcache/store"
     for number in range(600):
-        for backend in (KEY[1], sync):
+        for backend in (LMCACHE, sync):
             one = record(
                 2 * number + (backend == sync), backend=backend, ttft=3.0, queue=0.1, resume=0.2, prefill=0.1,
-                lookup=1.0, slot=0.6, fetch=1.0,
+                lookup=1.0, slot=0.6, fetch=1.0, waiting=5,
             )  # fmt: skip
             gatherer.take(one, None, number / 3.0)
-    assert gatherer.of(KEY).waiting(200.0) == pytest.approx(1.2, rel=0.05)
+    assert gatherer.of((KEY[0], LMCACHE)).waiting(200.0) == pytest.approx(1.2, rel=0.05)
     assert gatherer.of((KEY[0], sync)).waiting(200.0) == 0.0  # its loads hold everybody up
-    assert gatherer.of(KEY).waiting(215.0) == pytest.approx(0.6, rel=0.05)
-    assert gatherer.of(KEY).waiting(300.0) == 0.0
+    assert gatherer.of((KEY[0], LMCACHE)).waiting(215.0) == pytest.approx(0.6, rel=0.05)
+    assert gatherer.of((KEY[0], LMCACHE)).waiting(300.0) == 0.0
 
 
 def test_a_backend_that_a_process_tells_of_no_more_has_nothing_in_flight() -> None:
